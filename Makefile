@@ -1,0 +1,89 @@
+# kvstride: make | make demo | make test | make check | make fuzz | make bench | make bundle | make install
+# SAN=address,undefined or SAN=thread gives an instrumented build of its own; CUDA_ARCHS="80 90a" chooses GPU code.
+VERSION := 0.1.0
+PREFIX  ?= /usr/local
+DESTDIR ?=
+CC      ?= gcc
+NVCC    ?= $(shell command -v nvcc 2>/dev/null)
+CUDA_ARCHS ?= 90a
+
+comma := ,
+BUILD := build$(if $(SAN),/$(subst $(comma),-,$(SAN)),/release)
+WARN  := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wundef \
+         -Wcast-qual -Wwrite-strings
+OPT   ?= -O2
+ALL_C := -std=c11 -D_GNU_SOURCE -DKVS_VERSION='"$(VERSION)"' $(WARN) $(OPT) -g -fno-omit-frame-pointer -pthread -I. \
+         -fPIC -fvisibility=hidden -MMD -MP $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all) $(CFLAGS)
+ALL_LD := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
+# One rounding a operation: the same bits with every compiler that follows IEEE 754.
+KERNEL_C := -O3 -ffp-contract=off -fno-math-errno
+
+sources = $(wildcard $(1)/*.c)
+objects = $(patsubst %.c,$(BUILD)/%.o,$(1))
+PROTO   := $(call objects,$(call sources,proto))
+CONFIG  := $(call objects,$(call sources,config))
+KERNELS := $(call objects,$(call sources,kernels))
+DAEMON  := $(call objects,$(filter-out daemon/main.c,$(call sources,daemon)))
+CLIENT  := $(call objects,$(call sources,proto/client))
+CTL     := $(call objects,$(call sources,proto/ctl))
+SUPPORT := $(call objects,$(call sources,tests/support))
+# Archives, so that a test links what it uses and no more.
+LIB_DAEMON := $(BUILD)/libdaemon.a $(BUILD)/libkernels.a $(BUILD)/libconfig.a $(BUILD)/libproto.a
+LIB_CLIENT := $(BUILD)/libkvstride.a
+DAEMON_LIBS := -luv -lcjson -lcrypto -lxxhash -lsystemd -lm
+CLIENT_LIBS := -lcrypto -lm
+SO := libkvstride.so.0
+
+PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO)
+tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
+UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
+RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
+FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
+BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
+
+all: deps
+	@$(MAKE) --no-print-directory programs
+programs: $(PROGRAMS)
+	@$(if $(NVCC),:,echo "nvcc not found: cpu-only build")
+
+deps:
+	@.ci/deps
+
+$(BUILD)/libproto.a: $(PROTO)
+$(BUILD)/libconfig.a: $(CONFIG)
+$(BUILD)/libkernels.a: $(KERNELS)
+$(BUILD)/libdaemon.a: $(DAEMON)
+$(BUILD)/libkvstride.a: $(CLIENT) $(PROTO)
+$(BUILD)/libsupport.a: $(SUPPORT)
+$(BUILD)/lib%.a:
+	@rm -f $@
+	ar rcs $@ $^
+
+$(BUILD)/kvstrided: $(BUILD)/daemon/main.o $(LIB_DAEMON)
+	$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+$(BUILD)/kvstridectl: $(CTL) $(LIB_CLIENT) $(BUILD)/libkernels.a $(BUILD)/libconfig.a $(BUILD)/libproto.a
+	$(CC) $(ALL_LD) -o $@ $^ -lcjson $(CLIENT_LIBS)
+$(BUILD)/$(SO): $(CLIENT) $(PROTO)
+	$(CC) $(ALL_LD) -shared -Wl,-soname,$(SO) -o $@ $^ $(CLIENT_LIBS)
+	ln -sf $(SO) $(BUILD)/libkvstride.so
+
+$(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C)
+$(BUILD)/%.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(ALL_C) -c -o $@ $<
+
+TEST_LIBS := $(BUILD)/libsupport.a $(LIB_CLIENT) $(LIB_DAEMON)
+$(BUILD)/tests/unit/%: $(BUILD)/tests/unit/%.o $(TEST_LIBS)
+	$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
+$(BUILD)/tests/loop/%: $(BUILD)/tests/loop/%.o $(TEST_LIBS)
+	$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
+$(BUILD)/tests/e2e/%: $(BUILD)/tests/e2e/%.o $(TEST_LIBS)
+	$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
+$(BUILD)/tests/race/%: $(BUILD)/tests/race/%.o $(TEST_LIBS)
+	$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+$(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
+	$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+.PRECIOUS: $(BUILD)/%.o
+.SECONDARY:
+-include $(shell find build -name '*.d' 2>/dev/null)
+.PHONY: all programs deps

@@ -1,0 +1,40 @@
+#ifndef KVS_DAEMON_DECODER_H
+#define KVS_DAEMON_DECODER_H
+
+/* Decoder: one thread a device that runs cache-write and attention kernels.
+ *
+ * Knows kernel arguments and the device table.  Does not know keys, regions' owners, sockets.
+ * Threads and ownership as in mover.h; all argument memory is borrowed from submit to on_done. */
+
+#include "daemon/job.h"
+#include "kernels/device.h"
+
+typedef struct decoder decoder;
+
+typedef struct decoder_call {
+    bool is_write;
+    union {
+        kvs_mla_write_args write;
+        kvs_mla_decode_args decode;
+    } args;
+    kvs_status status; /* out; the text of the first failure is in job.err */
+    kvs_mla_decode_result result; /* out; write: only `bad` */
+} decoder_call;
+
+typedef struct decoder_job {
+    job job;
+    decoder_call *calls; /* run in order */
+    uint32_t n_calls;
+} decoder_job;
+
+typedef struct decoder_stats {
+    uint64_t jobs, calls, busy_us, failed, queued;
+} decoder_stats;
+
+kvs_status decoder_create(decoder **ret, device *dev, work_sink sink, kvs_err *err);
+void decoder_submit(decoder *d, decoder_job *j);
+void decoder_kick(decoder *d);
+void decoder_destroy(decoder *d);
+void decoder_get_stats(const decoder *d, decoder_stats *ret);
+
+#endif

@@ -1,0 +1,151 @@
+#ifndef KVS_DAEMON_DIRECTORY_H
+#define KVS_DAEMON_DIRECTORY_H
+
+/* Directory: which key of which namespace is in which slot, who holds it, what goes next.
+ *
+ * Knows namespaces, keys, prefix depth, leases, pins, holds, and asks the pool for slots and the policy for victims.
+ * Does not know sockets, requests, devices or time (the caller passes now_us).  Loop thread only.
+ * Owns its tables and the leases; borrows the pool.
+ *
+ *   absent --admitted--> writing --commit--> ready --evicted / dropped / reset--> absent
+ *                           `-- abort, doomed by RESET or DROP --> absent
+ *
+ * A key is found only when its bytes are there.  A held slot (load in flight, lease, pin) is never evicted.  A RESET or
+ * DROP of a slot that a copy is reading takes its key away at once and its memory when the copy has ended (draining).
+ * Recency: LOAD and STORE renew the blocks they name, deepest first, and a STORE renews its chain up to the head through
+ * the rows' parents; LOOKUP and RESERVE renew nothing.
+ * Slots are counted per block: at most 65,535 holds and leases each; one more is E_BUSY. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/evict.h"
+#include "daemon/pool.h"
+#include "proto/layout.h"
+#include "proto/status.h"
+#include "proto/wire.h"
+
+typedef struct directory directory;
+
+typedef struct directory_config {
+    pool *pool;             /* borrowed */
+    const evict_ops *evict;
+    uint64_t hash_seed;     /* random: a client must not be able to choose collisions */
+    /* Called for each block that appears or goes; may be NULL; must not call back. */
+    void (*on_event)(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32]);
+    void *ud;
+} directory_config;
+
+kvs_status directory_create(directory **ret, const directory_config *c, kvs_err *err);
+void directory_destroy(directory *d); /* NULL is fine; the pool stays */
+
+/* ---- namespaces: numbers are never reused while the daemon lives ---- */
+enum { DIRECTORY_MAX_NAMESPACES = 4096 };
+typedef struct directory_ns {
+    uint32_t tenant, layout;
+    uint64_t slot_bytes;
+    kvs_namespace desc; /* planes owned by the directory */
+    uint8_t digest[32];
+    uint64_t n_ready;
+} directory_ns;
+/* Find or add by tenant and whole canonical description (compared, not only its digest). */
+kvs_status directory_open(directory *d, uint32_t tenant, const uint8_t *canon, size_t len, uint32_t *ret, kvs_err *err);
+const directory_ns *directory_namespace(const directory *d, uint32_t ns); /* NULL: no such number */
+uint32_t directory_n_namespaces(const directory *d);
+
+/* ---- finding ---- */
+/* keys: [n][32].  states: [n] enum wire_key_state, or NULL.  Returns the number of leading READY ones.  Prefetches. */
+uint32_t directory_lookup(const directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, uint8_t *states);
+
+/* ---- reading: hold, copy, let go ---- */
+/* Hold each ready key; status[i] KVS_OK and slot[i], or E_NOT_FOUND / E_BUSY (writing).  Renews recency. */
+void directory_hold(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, kvs_status *status, pool_slot *slot);
+void directory_unhold(directory *d, pool_slot s);
+
+/* ---- writing ---- */
+/* Admit keys at depth first_depth + i.  status[i]: KVS_OK and slot[i] in state writing, held for the copy;
+ * E_EXISTS (ready; renewed); E_BUSY (another store is writing it, or the same key twice in this list);
+ * E_NO_SPACE.  Residents of the list are renewed before anything is evicted for the others, and deeper keys are given up
+ * first when space runs out: the statuses that are OK form what can be found later. */
+void directory_admit(directory *d, uint32_t ns, uint32_t first_depth, const uint8_t parent[32], const uint8_t *keys,
+                     uint32_t n, kvs_status *status, pool_slot *slot);
+/* The bytes are there: visible from now on.  E_CANCELLED: a RESET or DROP came meanwhile; the slot is freed. */
+kvs_status directory_commit(directory *d, pool_slot s, uint64_t checksum);
+void directory_abort(directory *d, pool_slot s);      /* writing -> absent, slot freed */
+/* Writing or held slot whose copy did not end in time: its key (if writing) goes now; its memory is quarantined until
+ * directory_settle says that the hardware has stopped. */
+void directory_suspect(directory *d, pool_slot s);
+void directory_settle(directory *d, pool_slot s);
+
+/* ---- leases ---- */
+typedef struct directory_lease {
+    uint8_t id[16];
+    uint32_t n_leased; /* leading keys of each namespace that it holds */
+    uint32_t ttl_ms;   /* granted */
+    uint64_t bytes;
+} directory_lease;
+/* Hold the leading ready keys, the same number in every namespace (one decision: the minimum).  owner: the connection.
+ * E_LIMIT: max_bytes of the tenant would be passed (counting what it holds).  n_leased may be 0: then no lease is made
+ * and the id is zeros. */
+kvs_status directory_reserve(directory *d, uint32_t tenant, uint64_t owner, const uint32_t *ns, uint32_t n_ns,
+                             const uint8_t *keys, uint32_t n_keys, uint32_t max_loads, uint32_t ttl_ms, uint64_t now_us,
+                             uint64_t max_bytes, directory_lease *ret, kvs_err *err);
+/* Hold blocks first .. first + n - 1 of the lease in `ns` for a load; uses one of its loads.  E_NOT_FOUND, E_RANGE,
+ * E_STATE (loads used up). */
+kvs_status directory_lease_hold(directory *d, uint32_t tenant, const uint8_t id[16], uint32_t ns, uint32_t first,
+                                uint32_t n, pool_slot *slot, kvs_err *err);
+kvs_status directory_release(directory *d, uint32_t tenant, const uint8_t id[16], kvs_err *err);
+void directory_owner_gone(directory *d, uint64_t owner);
+/* End leases that have run out; returns the next end in us, UINT64_MAX if there is none. */
+uint64_t directory_expire(directory *d, uint64_t now_us);
+
+/* ---- residency ---- */
+kvs_status directory_pin(directory *d, uint32_t ns, const uint8_t key[32]);   /* OK also if it was; E_NOT_FOUND */
+kvs_status directory_unpin(directory *d, uint32_t ns, const uint8_t key[32]);
+/* E_BUSY: leased, or pinned; a key being written is doomed (OK), one being read goes now and its memory later. */
+kvs_status directory_drop(directory *d, uint32_t ns, const uint8_t key[32]);
+/* Take every key of ns (WIRE_NONE32: all of the tenant; tenant WIRE_NONE32: everybody's) away: ready, leased (their leases end), being
+ * written (aborted), and pinned ones only if told so. */
+typedef struct directory_reset_result {
+    uint64_t dropped, aborted, kept, leases;
+} directory_reset_result;
+void directory_reset(directory *d, uint32_t tenant, uint32_t ns, bool pinned_too, directory_reset_result *ret);
+
+/* ---- watching ---- */
+typedef struct directory_stats {
+    uint64_t n_ready, n_pinned, n_leased, n_held, n_leases, leased_bytes, pinned_bytes, evictable;
+    uint64_t hits, misses, stored, exists, evicted, dropped, rebound, no_space;
+    uint64_t oldest_lease_us; /* age; 0 if none */
+    uint64_t metadata_bytes;  /* directory, policy and pool, resident */
+} directory_stats;
+void directory_get_stats(const directory *d, uint64_t now_us, directory_stats *ret);
+uint64_t directory_tenant_leased(const directory *d, uint32_t tenant); /* bytes */
+
+typedef struct directory_lease_info {
+    uint8_t id[16];
+    uint64_t owner, bytes, age_us, left_us;
+    uint32_t tenant, n_leased, n_ns, loads_left;
+} directory_lease_info;
+void directory_each_lease(const directory *d, uint64_t now_us, void (*f)(void *ud, const directory_lease_info *l), void *ud);
+
+typedef struct directory_key_info {
+    uint8_t key[32];
+    uint32_t ns, depth, gen, state;
+    uint32_t holds, leases;
+    bool pinned;
+    uint64_t checksum;
+    pool_slot slot;
+} directory_key_info;
+/* Up to `limit` taken slots from row `cursor` on, visiting at most 65,536 rows; returns the next cursor, UINT64_MAX at
+ * the end.  ns: WIRE_NONE32 = all. */
+uint64_t directory_each_key(const directory *d, uint32_t ns, uint64_t cursor, uint32_t limit,
+                            void (*f)(void *ud, const directory_key_info *k), void *ud);
+
+/* Work that may be spread: closing extents are emptied a few thousand slots at a time.  True: call again soon. */
+bool directory_step(directory *d);
+
+/* Recount everything and compare: pool_check, every key findable at its slot, holds, leases and pins as counted. */
+kvs_status directory_check(const directory *d, kvs_err *err);
+
+#endif

@@ -1,0 +1,119 @@
+#ifndef KVS_DAEMON_POOL_H
+#define KVS_DAEMON_POOL_H
+
+/* Pool: the host arena, cut into extents, cut into slots; and the slot table beside it.
+ *
+ * Knows bytes, extents, layouts as slot sizes, slot states.  Does not know namespaces' meaning, keys' use, eviction,
+ * sockets or devices; never touches a byte of the arena.  Loop thread only (pool_address from any thread while the slot
+ * is taken).
+ * Owns two memfds: the arena (max_bytes of address space, usable piece by piece) and the slot table.
+ *
+ *   arena:   | piece 0 (<= 256 MiB)  | piece 1 (<= 1 GiB) ...            a piece is a whole number of extents
+ *            | extent | extent | ... | extent | ...                      an extent belongs to one layout at a time
+ *   extent:  | slot | slot | ... | waste |                               floor(extent_bytes / slot_bytes) slots
+ *
+ *   slot:    free --pool_take--> writing --pool_commit--> ready --pool_release--> free
+ *                                   |                        `--pool_drain--> draining --pool_release--> free
+ *                                   `--pool_release--> free      (any of them) --pool_quarantine--> quarantined
+ *   extent:  pending (piece not usable yet) -> unassigned -> bound -> closing (no takes, emptied) -> unassigned
+ *
+ * Conservation, in bytes, true after every call:
+ *   unassigned + waste + free + writing + ready + draining + quarantined = arena (the usable pieces) */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/status.h"
+
+enum { POOL_SLOT_MIN_BYTES = 1024, POOL_MAX_LAYOUTS = 256 };
+#define POOL_NONE UINT32_C(0xffffffff)
+
+typedef struct pool pool;
+typedef uint32_t pool_slot; /* extent * (extent_bytes / 1024) + index; the row number of the slot table */
+
+enum pool_state { /* the numbers are in the slot table: append only */
+    POOL_FREE = 0,
+    POOL_WRITING = 1,
+    POOL_READY = 2,
+    POOL_DRAINING = 3,    /* no longer found; somebody still reads it */
+    POOL_QUARANTINED = 4, /* the hardware may still touch it */
+};
+
+/* One row of the slot table, 64 bytes, in a memfd that outlives the process.  Written in this order: state = writing
+ * (release) before any byte moves; the rest; checksum; state = ready (release) last.  Freed by state = free first. */
+typedef struct pool_row {
+    uint8_t key[32];
+    uint32_t ns;    /* daemon/directory's number */
+    uint32_t gen;   /* counts the lives of this slot */
+    uint32_t state; /* enum pool_state; atomic */
+    uint32_t depth; /* position in its prefix chain */
+    uint64_t checksum;
+    uint32_t parent; /* pool_slot of the block before it, or POOL_NONE */
+    uint32_t parent_gen;
+} pool_row;
+_Static_assert(sizeof(pool_row) == 64, "slot table row");
+
+typedef struct pool_config {
+    uint64_t max_bytes;    /* rounded down to whole extents; at least one slot must fit */
+    uint64_t extent_bytes; /* 0 = max_bytes / 8 within 64..256 MiB (at most max_bytes); rounded down to 4 KiB */
+    uint32_t max_slots;    /* of each layout; 0 = no cap */
+} pool_config;
+
+typedef struct pool_bytes { /* the conservation law's terms, and subsets kept by the directory */
+    uint64_t arena, unassigned, waste, free, writing, ready, draining, quarantined;
+    uint64_t max; /* arena once every piece is usable */
+} pool_bytes;
+
+typedef struct pool_layout_info {
+    uint64_t slot_bytes;
+    uint32_t n_extents;
+    uint64_t n_slots, n_free, n_writing, n_ready, n_draining, n_quarantined;
+    uint64_t cap; /* most slots it can ever have: max_slots, or what the whole arena holds */
+} pool_layout_info;
+
+kvs_status pool_create(pool **ret, const pool_config *c, kvs_err *err);
+void pool_destroy(pool *p); /* NULL is fine */
+
+/* ---- pieces: made usable in the background ---- */
+/* The next piece that is not usable yet: address and size, to be allocated and registered by the pinner.  False: all. */
+bool pool_next_piece(const pool *p, void **ret_address, uint64_t *ret_bytes);
+void pool_piece_usable(pool *p);              /* the piece that pool_next_piece named */
+void pool_piece_failed(pool *p);              /* it is left out, with all behind it */
+int pool_arena_fd(const pool *p);             /* borrowed */
+int pool_table_fd(const pool *p);             /* borrowed */
+uint64_t pool_extent_bytes(const pool *p);
+
+/* ---- layouts ---- */
+/* Find or add the layout with this digest.  E_LIMIT with both numbers: slot larger than an extent, smaller than
+ * POOL_SLOT_MIN_BYTES, not a multiple of 16, or max_slots of it do not fit the pool. */
+kvs_status pool_layout_open(pool *p, const uint8_t digest[32], uint64_t slot_bytes, uint32_t *ret, kvs_err *err);
+uint32_t pool_n_layouts(const pool *p);
+void pool_layout_get(const pool *p, uint32_t layout, pool_layout_info *ret);
+
+/* ---- slots ---- */
+/* A free slot of the layout, binding an unassigned extent if need be; now POOL_WRITING, gen counted up, key and ns
+ * zero.  E_NO_SPACE: nothing free; the caller evicts from this layout or closes an extent of another. */
+kvs_status pool_take(pool *p, uint32_t layout, pool_slot *ret);
+void pool_commit(pool *p, pool_slot s, uint64_t checksum); /* writing -> ready */
+void pool_drain(pool *p, pool_slot s);                     /* ready -> draining */
+void pool_release(pool *p, pool_slot s);                   /* writing, ready, draining or quarantined -> free */
+void pool_quarantine(pool *p, pool_slot s);                /* writing, ready or draining -> quarantined */
+pool_row *pool_row_of(const pool *p, pool_slot s);         /* never NULL for a slot that pool_take gave out */
+uint8_t *pool_address(const pool *p, pool_slot s);
+uint32_t pool_layout_of(const pool *p, pool_slot s);
+uint32_t pool_max_rows(const pool *p);                     /* slots are below this */
+
+/* ---- extents ---- */
+uint32_t pool_n_extents(const pool *p);
+uint32_t pool_extent_of(const pool *p, pool_slot s);
+/* Layout of an extent, or POOL_NONE; its slots are first .. first + n - 1. */
+uint32_t pool_extent_layout(const pool *p, uint32_t extent, pool_slot *ret_first, uint32_t *ret_n, bool *ret_closing);
+void pool_extent_close(pool *p, uint32_t extent); /* no more takes from it; unassigned as soon as its slots are free */
+
+void pool_get_bytes(const pool *p, pool_bytes *ret);
+uint64_t pool_metadata_bytes(const pool *p); /* resident bookkeeping for the rows in bound extents */
+/* Recount everything from the slot table and compare with the running sums.  E_CORRUPT says what differs. */
+kvs_status pool_check(const pool *p, kvs_err *err);
+
+#endif

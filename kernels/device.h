@@ -1,0 +1,92 @@
+#ifndef KVS_KERNELS_DEVICE_H
+#define KVS_KERNELS_DEVICE_H
+
+/* A device is a table of functions: the cpu here (device_cpu.c), CUDA behind the same table later, and a
+ * fault-injecting wrapper in tests/ that delays, fails or swallows the n-th call.
+ *
+ * Knows memory, copies and kernels.  Knows no keys, sockets or threads of its own.
+ * Threads: open/close, mem_* and host_* may block and are called by the pinner thread (or main before the loop runs);
+ * a queue belongs to one thread.  The loop thread calls none of this.
+ * Ownership: a device_mem keeps its mapping and its descriptors until mem_close; a queue until queue_close. */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/mla.h"
+#include "proto/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct device device;
+typedef struct device_mem device_mem;
+typedef struct device_queue device_queue;
+
+/* One contiguous run; host side and device side are told apart by the queue's direction.  dst and src do not overlap. */
+typedef struct device_copy {
+    void *dst;
+    const void *src;
+    uint64_t bytes;
+} device_copy;
+
+/* For the queue's own use (a stream, say). */
+typedef enum device_dir { DEVICE_LOAD, DEVICE_STORE, DEVICE_COMPUTE } device_dir;
+
+/* Memory that a client hands in.  memory: enum wire_memory.  The descriptors stay the caller's (they are dup'ed). */
+typedef struct device_import {
+    uint32_t memory;
+    const int *fds;
+    uint32_t n_fds;
+    uint64_t max_bytes; /* E_LIMIT above, in all */
+} device_import;
+
+typedef struct device_ops {
+    const char *name; /* "cpu" */
+    void (*close)(device *d);
+
+    /* Make host memory fit for fast copies (pinning); the cpu device only allocates the pages.  Blocks. */
+    kvs_status (*host_register)(device *d, void *p, uint64_t bytes, kvs_err *err);
+    void (*host_unregister)(device *d, void *p, uint64_t bytes);
+
+    /* Daemon memory, zero-filled, exportable, really allocated: E_NO_SPACE when the machine has none left. */
+    kvs_status (*mem_create)(device *d, uint64_t bytes, device_mem **ret, kvs_err *err);
+    /* A client's memory.  Every descriptor is checked: kind, seals (shrink), allocation, size.  The refusal says which
+     * and why.  Also takes back daemon memory that a client kept over a restart. */
+    kvs_status (*mem_import)(device *d, const device_import *in, device_mem **ret, kvs_err *err);
+    void (*mem_close)(device_mem *m); /* unmaps; blocks; nothing may be using it any more */
+    uint32_t (*mem_pieces)(const device_mem *m);
+    uint8_t *(*mem_base)(const device_mem *m, uint32_t piece, uint64_t *ret_bytes); /* device address */
+    int (*mem_fd)(const device_mem *m, uint32_t piece);                             /* borrowed */
+
+    kvs_status (*queue_open)(device *d, device_dir dir, device_queue **ret, kvs_err *err);
+    void (*queue_close)(device_queue *q);
+    /* Queue n copies and return a mark behind them; n == 0 is a mark alone.  The array may be reused on return.
+     * E_DEVICE: nothing was queued.  E_DEVICE_LOST: part of it may be running; the process must end. */
+    kvs_status (*copy)(device_queue *q, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err);
+    kvs_status (*mla_write)(device_queue *q, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
+                            kvs_err *err);
+    kvs_status (*mla_decode)(device_queue *q, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,
+                             uint64_t *ret_mark, kvs_err *err);
+    /* Block until the mark is reached; what was returned through ret_* above is valid only then. */
+    kvs_status (*wait)(device_queue *q, uint64_t mark, kvs_err *err);
+} device_ops;
+
+/* Every implementation's struct starts with this. */
+struct device {
+    const device_ops *ops;
+};
+struct device_mem {
+    device *dev;
+};
+struct device_queue {
+    device *dev;
+};
+
+kvs_status device_cpu_open(device **ret, kvs_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,92 @@
+#ifndef KVS_KERNELS_MLA_H
+#define KVS_KERNELS_MLA_H
+
+/* MLA on a view: write rows of new tokens, decode attention over them.  C reference implementations; the CUDA ones sit
+ * beside them (mla_write.cu, mla_decode.cu) behind the same argument structs.
+ *
+ * Knows views and strides.  Knows no keys, sockets or threads.  Any thread; all memory is the caller's.
+ *
+ * Geometry: latent R = 512 values, rope D = 64 values, a row is latent then rope.  mla_bf16 and mla_fp16 here. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/view.h"
+#include "proto/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { KVS_MLA_LATENT = 512, KVS_MLA_ROPE = 64, KVS_MLA_MAX_PARTS = 256, KVS_MLA_MAX_HEADS = 128, KVS_MLA_MAX_SQ = 8 };
+
+/* Ids echoed in replies: equal lengths, parts and kernel id give equal bits. */
+enum kvs_kernel_id { KVS_KERNEL_MLA_DECODE_C = 1 };
+
+/* Write n_tokens rows through a slot mapping.
+ *   kv_c          [n_tokens] rows of 512 values of the view's type, kv_c_stride bytes apart; 2-byte aligned
+ *   k_pe          [n_tokens] rows of 64 values, k_pe_stride bytes apart
+ *   slot_mapping  [n_tokens] block * tokens_per_block + offset; negative: the token is skipped
+ *   view          mla_bf16 or mla_fp16; written in place, nothing but the named rows is touched
+ *   ret_bad       slots >= n_blocks * tokens_per_block: skipped and counted here
+ * view.row(slot)[0..512) = kv_c[t], [512..576) = k_pe[t], bit for bit.  Duplicate slots: the last token wins.
+ * E_UNSUPPORTED: another format.  E_INVALID: a stride below the row (checked before any byte is written). */
+typedef struct kvs_mla_write_args {
+    kvs_view view;
+    const uint8_t *kv_c, *k_pe;
+    uint64_t kv_c_stride, k_pe_stride;
+    const int64_t *slot_mapping;
+    uint32_t n_tokens;
+} kvs_mla_write_args;
+kvs_status kvs_mla_write(const kvs_mla_write_args *a, uint32_t *ret_bad, kvs_err *err);
+
+/* A strided [T][h][n] operand: byte strides, any alignment that is a multiple of its element. */
+typedef struct kvs_strided {
+    uint8_t *base;
+    uint64_t token_stride, head_stride;
+} kvs_strided;
+
+/* Attention of T = n_seqs * s_q query rows over paged latents (absorbed form: K = row[0..576), V = row[0..512)).
+ *   q_nope        [T][h_q][512] of the view's type; row of sequence i, position j is i * s_q + j
+ *   q_pe          [T][h_q][64]
+ *   seq_len       [n_seqs] tokens in the cache, the s_q new ones included; negative or too long counts as bad
+ *   block_table   [n_seqs][table_width] int32; entries past ceil(len / P) are never read
+ *   sm_scale      multiplies q.k; finite
+ *   parts         1..256: the tokens of a sequence are cut into this many equal ranges of ceil(len / parts), merged in
+ *                 increasing order; 0 = chosen from the longest length (fixed_split: from table_width, so that the
+ *                 result of a row does not depend on its neighbours)
+ *   out           [T][h_q][512] of the view's type: softmax(sm_scale q.k) v
+ *   lse           [T][h_q] fp32, natural log of the sum of exponents
+ * Query j of s_q sees tokens 0 .. len - s_q + j (causal).  A query that sees nothing: out 0, lse -inf.
+ * A table entry outside 0..n_blocks-1 is skipped with its tokens and counted in ret_bad; so is a bad length (as 0).
+ * Accumulates in fp32 with a fixed order: equal inputs, parts and kernel id give equal bits whatever the strides, the
+ * neighbours and the padding rows.  Errors are found before anything is written: E_UNSUPPORTED, E_INVALID, E_LIMIT. */
+typedef struct kvs_mla_decode_args {
+    kvs_view view;
+    kvs_strided q_nope, q_pe, out, lse;
+    const int32_t *seq_len;
+    const int32_t *block_table;
+    uint64_t table_stride; /* elements from row to row, >= table_width */
+    uint32_t n_seqs, table_width, s_q, h_q, parts;
+    uint32_t fixed_split; /* 0 or 1 */
+    float sm_scale;
+} kvs_mla_decode_args;
+
+typedef struct kvs_mla_decode_result {
+    uint32_t parts;  /* as used */
+    uint32_t kernel; /* enum kvs_kernel_id */
+    uint32_t bad;    /* lengths and table entries that were skipped */
+} kvs_mla_decode_result;
+
+/* Bytes of scratch that kvs_mla_decode needs for these shapes (partial results of all parts); 0 for refused shapes. */
+uint64_t kvs_mla_decode_workspace(const kvs_mla_decode_args *a);
+kvs_status kvs_mla_decode(const kvs_mla_decode_args *a, void *workspace, uint64_t workspace_bytes,
+                          kvs_mla_decode_result *ret, kvs_err *err);
+
+/* Merge partial state (src) into (dst): natural-log LSE, both fp32.  Two empty states stay empty (0, -inf). */
+void kvs_merge_states(float *dst, float *dst_lse, const float *src, float src_lse, uint32_t n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -173,9 +173,10 @@ static kvs_status make_slots(region *g)
     first_gen = (first_gen & 0x3fffffff) | 1;
     for (uint32_t i = 0; i < g->n_slots; i++) {
         g->slots[i].gen = first_gen;
+        g->slots[i].prev = i > 0 ? i - 1 : REGION_NONE;
         g->slots[i].next = i + 1 < g->n_slots ? i + 1 : REGION_NONE;
     }
-    g->free_head = g->n_slots ? 0 : REGION_NONE;
+    g->free_head = 0;
     g->n_free = g->n_slots;
     return KVS_OK;
 }
@@ -281,6 +282,26 @@ static void lru_append(region *g, uint32_t slot)
     g->n_cached++;
 }
 
+static void free_push(region *g, uint32_t slot)
+{
+    g->slots[slot].prev = REGION_NONE;
+    g->slots[slot].next = g->free_head;
+    if (g->free_head != REGION_NONE)
+        g->slots[g->free_head].prev = slot;
+    g->free_head = slot;
+    g->n_free++;
+}
+
+static void free_remove(region *g, uint32_t slot)
+{
+    region_slot *x = &g->slots[slot];
+
+    *(x->prev == REGION_NONE ? &g->free_head : &g->slots[x->prev].next) = x->next;
+    if (x->next != REGION_NONE)
+        g->slots[x->next].prev = x->prev;
+    g->n_free--;
+}
+
 static bool is_used(const region_use *u)
 {
     return u->loading || u->stores != 0 || u->computes != 0;
@@ -299,9 +320,7 @@ static void set_free(region *g, uint32_t slot)
     x->gen = x->gen == UINT32_MAX ? 1 : x->gen + 1;
     memset(x->key, 0, sizeof(x->key));
     g->use[slot].bad = false;
-    x->next = g->free_head;
-    g->free_head = slot;
-    g->n_free++;
+    free_push(g, slot);
 }
 
 void region_rest(region *g, uint32_t slot)
@@ -372,8 +391,7 @@ kvs_status region_take(region_seat *s, uint32_t *ret)
     slot = g->free_head;
     if (slot == REGION_NONE)
         return KVS_E_NO_SPACE;
-    g->free_head = g->slots[slot].next;
-    g->n_free--;
+    free_remove(g, slot);
     g->slots[slot].state = REGION_PRIVATE;
     g->slots[slot].owner = s;
     s->n_private++;
@@ -455,17 +473,6 @@ kvs_status region_drop(region_seat *s, uint32_t slot, uint32_t gen)
     return KVS_OK;
 }
 
-/* Take one named slot out of the free list.  Linear: only after a restart, bounded by the list. */
-static void take_named(region *g, uint32_t slot)
-{
-    uint32_t *at = &g->free_head;
-
-    while (*at != slot)
-        at = &g->slots[*at].next;
-    *at = g->slots[slot].next;
-    g->n_free--;
-}
-
 kvs_status region_readopt(region_seat *s, const wire_region_entry *e)
 {
     region *g = s->region;
@@ -485,7 +492,7 @@ kvs_status region_readopt(region_seat *s, const wire_region_entry *e)
         return KVS_E_BUSY;
     if (shared && region_find(g, e->key) != REGION_NONE)
         return KVS_E_EXISTS;
-    take_named(g, e->slot);
+    free_remove(g, e->slot);
     x->gen = e->gen;
     x->state = REGION_PRIVATE;
     x->owner = s;

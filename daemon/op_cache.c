@@ -7,11 +7,6 @@
 
 /* Keys and blocks: LOOKUP, RESERVE, RELEASE, LOAD, STORE, PIN, UNPIN, DROP, RESET. */
 
-static kvs_status check_zero(uint32_t v, kvs_err *err)
-{
-    return v == 0 ? KVS_OK : kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", v);
-}
-
 static kvs_status check_n_keys(const core *c, uint32_t n, kvs_err *err)
 {
     if (n > core_max_keys(c))

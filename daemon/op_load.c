@@ -29,6 +29,7 @@ typedef struct load {
     load_item *items;
     uint32_t *of; /* [job.n_items] */
     bool settled, suspect;
+    bool hidden; /* the reply names no slot that the daemon chose */
 } load;
 
 static const uint8_t *key_of(const load *l, uint32_t i)
@@ -67,14 +68,15 @@ static void share_chosen(load *l, load_item *it, const uint8_t *key, uint32_t de
     it->flags |= WIRE_LOADED_SHARED;
 }
 
-static void rest_slot(load *l, uint32_t i, uint32_t depth, bool wanted)
+static void rest_slot(load *l, uint32_t i, uint32_t depth, bool wanted, bool started)
 {
     load_item *it = &l->items[i];
     region *g = l->seat->region;
     uint32_t used = it->slot;
 
     g->use[used].loading = false;
-    g->use[used].bad = it->status != KVS_OK;
+    if (started)
+        g->use[used].bad = it->status != KVS_OK;
     if (it->chosen && it->status == KVS_OK && wanted)
         share_chosen(l, it, key_of(l, i), depth);
     else if (it->chosen)
@@ -96,7 +98,7 @@ static void rest_host(load *l, load_item *it)
 }
 
 /* Give back what the job used.  Once: when it was dropped, or when it is back. */
-static void settle(load *l, bool wanted)
+static void settle(load *l, bool wanted, bool started)
 {
     core *c = l->request->peer->core;
 
@@ -111,7 +113,7 @@ static void settle(load *l, bool wanted)
         core_note_status(c, it->status);
         if (it->status == KVS_E_CORRUPT || it->status == KVS_E_DEVICE)
             forget_block(l, l->of[k]);
-        rest_slot(l, l->of[k], depth, wanted && c->lost == KVS_OK);
+        rest_slot(l, l->of[k], depth, wanted && c->lost == KVS_OK, started);
         rest_host(l, it);
     }
     l->seat->users--;
@@ -124,9 +126,7 @@ static bool load_stop(request *r)
     core *c = r->peer->core;
 
     if (job_drop(&l->job.job)) {
-        for (uint32_t k = 0; k < l->job.n_items; k++)
-            l->job.items[k].status = KVS_E_CANCELLED;
-        settle(l, false);
+        settle(l, false, false);
         mover_kick(c->load);
         return true;
     }
@@ -144,6 +144,8 @@ static uint32_t put_items(load *l, wire_out *o)
         const load_item *it = &l->items[i];
         wire_load_result x = {it->status, it->flags, it->slot, it->gen};
 
+        if (l->hidden && (it->chosen || it->flags != 0))
+            x = (wire_load_result){it->status, 0, WIRE_NONE32, 0};
         rep.n_ok += it->status == KVS_OK;
         wire_put_load_result(o, &x);
     }
@@ -151,22 +153,18 @@ static uint32_t put_items(load *l, wire_out *o)
     return rep.n_ok;
 }
 
-/* No slot that the daemon chose outlives a reply that does not name it. */
-static void hide_chosen(load *l)
+/* No hold outlives a reply that does not name its slot. */
+static void drop_found(load *l)
 {
     region *g = l->seat->region;
 
     for (uint32_t i = 0; i < l->n; i++) {
-        load_item *it = &l->items[i];
+        const load_item *it = &l->items[i];
 
-        if (!it->copies && it->status == KVS_OK && (it->flags & WIRE_LOADED_SHARED))
+        if (!it->copies && it->status == KVS_OK)
             (void)region_drop(l->seat, it->slot, g->slots[it->slot].gen);
-        if (it->chosen || (it->flags & WIRE_LOADED_SHARED)) {
-            it->slot = WIRE_NONE32;
-            it->gen = 0;
-            it->flags = 0;
-        }
     }
+    l->hidden = true;
 }
 
 static void load_overdue(request *r, bool untouched)
@@ -181,6 +179,7 @@ static void load_overdue(request *r, bool untouched)
         directory_suspect(c->dir, it->host);
     }
     l->suspect = !untouched;
+    drop_found(l);
     for (uint32_t i = 0; i < l->n; i++)
         if (l->items[i].copies || l->items[i].status == KVS_OK)
             l->items[i].status = untouched ? KVS_E_DEADLINE : KVS_E_BUSY;
@@ -199,7 +198,7 @@ static void load_done(work *w)
     uint32_t n_ok = 0;
 
     core_note_status(c, s);
-    settle(l, !r->answered);
+    settle(l, !r->answered, true);
     for (uint32_t i = 0; i < l->n; i++)
         n_ok += l->items[i].status == KVS_OK;
     if (s != KVS_E_CANCELLED && s != KVS_E_DEVICE_LOST)

@@ -472,7 +472,7 @@ static kvs_status run(request *r, const frame *f, kvs_err *err)
 /* Run one request whose peer may send it; a failure is a refusal. */
 static kvs_status serve(peer *p, const op_row *row, frame *f, kvs_err *err)
 {
-    request *r;
+    request *r = NULL;
     kvs_status s = request_new(p, row, f, &r, err);
 
     if (s != KVS_OK)

@@ -180,6 +180,7 @@ void closer_cancel(closer *x); /* there is no memory to close: the charge goes b
  * called with ud when its memory is gone, at once if others are still seated. */
 void core_leave(peer *p, region_seat *s, void (*after)(void *ud), void *ud);
 void core_add_region(core *c, region *g);
+void core_remove_region(core *c, region *g); /* off the list; not destroyed */
 
 /* ---- the core ---- */
 typedef struct core_event {
@@ -239,9 +240,10 @@ uint32_t core_health(const core *c, uint32_t *ret_reasons);
 /* ---- op handlers, by file ---- */
 #define OP_HANDLERS(X)                                                                                       \
     X(hello)                                                                                                 \
-    X(open) X(region_create) X(region_attach) X(region_import) X(region_close) X(lookup) X(reserve)          \
-        X(release) X(load) X(store) X(slot_take) X(slot_drop) X(write) X(decode) X(extend) X(pin) X(unpin)   \
-            X(drop) X(reset) X(cancel) X(status) X(health) X(watch) X(ping)
+    X(open)                                                                                                  \
+    X(region_create) X(region_attach) X(region_import) X(region_close) X(lookup) X(reserve) X(release)       \
+        X(load) X(store) X(slot_take) X(slot_drop) X(write) X(decode) X(extend) X(pin) X(unpin) X(drop)      \
+            X(reset) X(cancel) X(status) X(health) X(watch) X(ping)
 #define OP_DECLARE(name) kvs_status op_##name(request *r, wire_in *in, kvs_err *err);
 OP_HANDLERS(OP_DECLARE)
 void refused_load(peer *p, wire_in *in, kvs_status s);

@@ -230,6 +230,14 @@ void core_add_region(core *c, region *g)
     c->n_regions++;
 }
 
+void core_remove_region(core *c, region *g)
+{
+    *(g->prev ? &g->prev->next : &c->regions) = g->next;
+    if (g->next)
+        g->next->prev = g->prev;
+    c->n_regions--;
+}
+
 void core_leave(peer *p, region_seat *s, void (*after)(void *ud), void *ud)
 {
     core *c = p->core;
@@ -242,10 +250,7 @@ void core_leave(peer *p, region_seat *s, void (*after)(void *ud), void *ud)
             after(ud);
         return;
     }
-    *(g->prev ? &g->prev->next : &c->regions) = g->next;
-    if (g->next)
-        g->next->prev = g->prev;
-    c->n_regions--;
+    core_remove_region(c, g);
     x = g->closer;
     region_destroy(g);
     closer_run(x, p, after, ud);

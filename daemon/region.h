@@ -69,7 +69,7 @@ struct region {
     uint64_t bytes, piece_bytes;
     uint32_t n_pieces;
     device_mem *mem;
-    void *closer; /* the core's: how to give mem back */
+    void *closer;       /* the core's: how to give mem back */
     uint8_t *base;      /* scratch and daemon regions */
     region_map *map;    /* NULL: scratch */
     region_use *use;    /* [n_slots] */

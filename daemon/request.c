@@ -267,6 +267,12 @@ static void finish_reply(reply *x, uint16_t op, uint64_t id, kvs_status s, const
     x->len = WIRE_HEADER_BYTES + h.body_len;
 }
 
+static void drop_fds(reply *x)
+{
+    while (x->n_fds > 0)
+        close(x->fds[--x->n_fds]);
+}
+
 static void send_or_drop(peer *p, reply *x)
 {
     if (p->gone)
@@ -284,6 +290,8 @@ void request_answer(request *r, kvs_status s, const kvs_err *err)
     r->peer->n_in_flight--;
     r->peer->core->n_answered++;
     core_due_remove(r->peer->core, r);
+    if (s != KVS_OK && s != KVS_E_PARTIAL)
+        drop_fds(x);
     finish_reply(x, r->row->op, r->id, s, err && s != KVS_OK && s != KVS_E_PARTIAL ? err->msg : "",
                  &r->payload);
     send_or_drop(r->peer, x);

@@ -25,14 +25,13 @@ typedef struct compute_job {
 struct compute {
     request *request;
     region_seat *seat;
-    bool is_write, suspect;
+    bool is_write;
     uint32_t n_jobs, n_back;
     compute_job *jobs;
     uint32_t n_calls;
     decoder_call *write_calls; /* WRITE: of jobs[0] */
     region_seat **scratches;   /* WRITE: [n_calls] */
     uint32_t *used, n_used;    /* slots, each once */
-    bool failed;
 };
 
 /* ---- the end ---- */
@@ -45,9 +44,12 @@ static uint32_t each_call(compute *x, wire_out *o)
     for (uint32_t i = 0; i < x->n_calls; i++) {
         const decoder_call *c = x->is_write ? &x->write_calls[i] : &x->jobs[i].call;
         bool back = x->jobs[x->is_write ? 0 : i].back;
+        const job *j = &x->jobs[x->is_write ? 0 : i].job.job;
         wire_call_result y = {.status = KVS_E_BUSY};
 
-        if (back)
+        if (atomic_load(&j->state) == JOB_DROPPED)
+            y.status = x->request->cancelled ? KVS_E_CANCELLED : KVS_E_DEADLINE;
+        else if (back)
             y = (wire_call_result){c->status, c->result.parts, c->result.kernel, c->result.bad};
         rep.n_ok += y.status == KVS_OK;
         wire_put_call_result(o, &y);
@@ -62,8 +64,6 @@ static void rest(compute *x)
 
     for (uint32_t i = 0; i < x->n_used; i++) {
         g->use[x->used[i]].computes--;
-        if (x->is_write && x->failed)
-            g->use[x->used[i]].bad = true;
         region_rest(g, x->used[i]);
     }
     x->seat->users--;
@@ -140,13 +140,10 @@ static void compute_done(work *w)
 
     cj->back = true;
     core_note_status(c, s);
-    x->failed = x->failed || s != KVS_OK;
     /* Before the counter says that it failed: a STORE that waits for it must find the slots marked. */
     if (x->is_write && s != KVS_OK && atomic_load(&j->state) != JOB_DROPPED)
         for (uint32_t i = 0; i < x->n_used; i++)
             x->seat->region->use[x->used[i]].bad = true;
-    else if (x->is_write)
-        x->failed = false;
     job_signal(j, x->request->answered && s != KVS_OK ? KVS_E_DEADLINE : s);
     if (++x->n_back == x->n_jobs)
         all_back(x, &j->err);

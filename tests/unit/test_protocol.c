@@ -639,6 +639,8 @@ static void ex_key_adapter(example *e)
     put_derived(e, "", "X");
 }
 
+/* The formatter would indent each line of this list further than the one before. */
+/* clang-format off */
 #define EXAMPLES(X)                                                                                          \
     X(refusal)                                                                                               \
     X(hello_req) X(hello_rep) X(open_req) X(open_rep) X(region_create_req) X(region_create_rep)              \
@@ -653,6 +655,7 @@ static void ex_key_adapter(example *e)
                                         X(watch_rep) X(event) X(ping_req) X(ping_rep) X(namespace)           \
                                             X(namespace_digest) X(deepseek_digest) X(key_first)              \
                                                 X(key_second) X(key_salt) X(key_adapter)
+/* clang-format on */
 
 static const struct {
     const char *name;

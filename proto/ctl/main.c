@@ -138,10 +138,6 @@ static bool set(ctl *c, int opt, const char *name, const char *value)
     case OPT_TRACE:
         c->trace = value;
         return true;
-        c->role = value;
-        return true;
-        c->dir = value;
-        return true;
     case OPT_TIMEOUT:
         if (!number(name, value, 1, 3600000, &v))
             return false;

@@ -77,9 +77,10 @@ Test(op_region, an_engine_region_with_a_tensor_a_layer_keeps_what_lies_between)
     uint8_t *at;
     fx_answer a;
     fx_move m;
-    int fd = memory(BYTES, true);
+    int fd;
 
     start(&w);
+    fd = memory(BYTES, true);
     at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     memset(at, 0xa5, BYTES);
     a = import(&w, SLOTS, maps, 2, fd);
@@ -115,9 +116,11 @@ Test(op_region, an_engine_region_with_a_tensor_a_layer_keeps_what_lies_between)
 Test(op_region, memory_that_could_shrink_or_is_too_short_is_refused)
 {
     world w;
-    int loose = memory(4 * FX_SLOT, false), tight = memory(4 * FX_SLOT, true), sparse;
+    int loose, tight, sparse;
 
     start(&w);
+    loose = memory(4 * FX_SLOT, false);
+    tight = memory(4 * FX_SLOT, true);
     cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, tight), KVS_OK);
     cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, loose), KVS_E_INVALID);
     cr_assert_eq(import_status(&w, 5, (wire_plane_map){0, 0, 0, FX_SLOT}, tight), KVS_E_RANGE);
@@ -136,9 +139,10 @@ Test(op_region, memory_that_could_shrink_or_is_too_short_is_refused)
 Test(op_region, imports_of_one_client_are_bounded_and_given_back)
 {
     world w;
-    int fd = memory(CONFIG_MIB(5), true);
+    int fd;
 
     start(&w);
+    fd = memory(CONFIG_MIB(5), true);
     cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, fd), KVS_OK);
     cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, fd), KVS_E_LIMIT);
     fx_gone(&w.c);

@@ -116,6 +116,7 @@ static bool tables_init(mla_case *c, uint32_t n_blocks)
     for (uint32_t b = 0; b < n_blocks; b++) {
         uint32_t at = s->block_order ? b : (uint32_t)rnd_below(&r, b + 1);
 
+        order[b] = (int32_t)b;
         order[b] = order[at];
         order[at] = (int32_t)b;
     }

@@ -1,6 +1,7 @@
 #include "daemon/directory.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -395,14 +396,13 @@ Test(directory, prefers_its_own_cold_block_to_anothers_warm_extent)
 {
     uint32_t other;
 
-    init_two_layouts(2, &other);
-    fixture_store(&f, other, 100, 3, 0, 0);
+    init_two_layouts(3, &other);
     fixture_store(&f, f.ns, 1, 7, 0, 0);
+    fixture_store(&f, other, 100, 6, 0, 0);
     fixture_store(&f, f.ns, 50, 1, 0, 0);
     cr_assert_eq(fixture_stats(&f).rebound, 0);
-    for (uint64_t id = 1; id <= 6; id++)
-        cr_assert(fixture_has(&f, f.ns, id));
-    cr_assert_eq(fixture_lookup(&f, other, 100, 3), 3);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, 7), 6);
+    cr_assert_eq(fixture_lookup(&f, other, 100, 6), 6);
     fixture_fini(&f);
 }
 
@@ -459,6 +459,27 @@ Test(directory, empties_a_large_extent_in_steps)
     directory_unhold(f.dir, held);
     cr_assert_eq(fixture_stats(&f).n_ready, 0);
     cr_assert_eq(fixture_store(&f, other, 1, 2, 0, 0), 2);
+    fixture_fini(&f);
+}
+
+Test(directory, stops_emptying_an_extent_that_a_reset_has_emptied)
+{
+    directory_reset_result r;
+    uint32_t n = 20000, other;
+
+    fixture_init_with(&f,
+                      &(pool_config){.max_bytes = (uint64_t)n * 2304, .extent_bytes = (uint64_t)n * 2304});
+    for (uint64_t id = 1; id <= n; id += 1000)
+        fixture_store(&f, f.ns, id, 1000, 0, 0);
+    other = fixture_open(&f, 1, "other", 3);
+    cr_assert_eq(fixture_store(&f, other, 1, 2, 0, 0), 0);
+    cr_assert(directory_step(f.dir));
+    directory_reset(f.dir, 1, f.ns, false, &r);
+    for (uint64_t id = 1; id <= 10000; id += 1000)
+        cr_assert_eq(fixture_store(&f, other, id, 1000, 0, 0), 1000);
+    while (directory_step(f.dir))
+        fixture_check(&f);
+    cr_assert_eq(fixture_stats(&f).n_ready, 10000, "they belong to the next layout");
     fixture_fini(&f);
 }
 

@@ -56,11 +56,16 @@ $(BUILD)/libproto.a: $(PROTO)
 $(BUILD)/libconfig.a: $(CONFIG)
 $(BUILD)/libkernels.a: $(KERNELS)
 $(BUILD)/libdaemon.a: $(DAEMON)
-$(BUILD)/libkvstride.a: $(CLIENT) $(PROTO)
 $(BUILD)/libsupport.a: $(SUPPORT)
 $(BUILD)/lib%.a:
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
+
+# One object whose hidden names are local: a program that links it sees kvs_* and nothing else.
+$(BUILD)/libkvstride.a: $(CLIENT) $(PROTO)
+	$(call say,AR)
+	$(Q)$(LD) -r -o $(BUILD)/kvstride.o $^ && objcopy --localize-hidden $(BUILD)/kvstride.o
+	$(Q)rm -f $@ && ar rcs $@ $(BUILD)/kvstride.o
 
 $(BUILD)/kvstrided: $(BUILD)/daemon/main.o $(LIB_DAEMON)
 	$(call say,LD)

@@ -1,30 +1,18 @@
 #include "daemon/conn.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include "daemon/log.h"
-
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77 /* Linux 6.5 */
-#endif
+#include "daemon/sockio.h"
 
 enum {
-    CONTROL_BYTES = CMSG_SPACE(sizeof(int) * WIRE_MAX_FDS) + CMSG_SPACE(sizeof(struct ucred)),
-    MAX_RECEIVED_FDS =
-        CONTROL_BYTES / sizeof(int), /* whatever fits; the reader refuses more than WIRE_MAX_FDS */
-    SEND_BATCH = 32,                 /* replies of one sendmsg */
-    CHECK_STEP_MS = 50,              /* time-outs are this coarse, so that many connections share one look */
-    HALF_CHECK_MS = 250,             /* no event tells that a half-closed peer has gone altogether */
-    STALL_RETRY_MS =
-        100, /* the kernel lacks memory or descriptors in flight: no event tells when it has them */
+    CHECK_STEP_MS = 50,   /* time-outs are this coarse, so that many connections share one look */
+    HALF_CHECK_MS = 250,  /* no event tells that a half-closed peer has gone altogether */
+    STALL_RETRY_MS = 100, /* after ETOOMANYREFS or ENOBUFS: no event tells when it is worth a try */
 };
 
 typedef struct conn_list { /* links of one list */
@@ -255,42 +243,6 @@ static size_t on_out_bytes(const void *ud)
     return ((const conn *)ud)->out_bytes;
 }
 
-/* Replies for one sendmsg.  Descriptors travel with the first byte of a message, so a reply that has some
- * begins one. */
-static size_t gather(const conn *c, struct iovec *iov)
-{
-    size_t n = 0;
-
-    for (reply *r = c->out; r != NULL && n < SEND_BATCH; r = r->next) {
-        if (n > 0 && r->n_fds > 0)
-            break;
-        iov[n++] = (struct iovec){r->bytes + r->sent, r->len - r->sent};
-    }
-    return n;
-}
-
-static ssize_t send_some(const conn *c)
-{
-    union { /* aligned for the header */
-        struct cmsghdr head;
-        char bytes[CMSG_SPACE(sizeof(int) * WIRE_MAX_FDS)];
-    } control;
-    struct iovec iov[SEND_BATCH];
-    struct msghdr m = {.msg_iov = iov, .msg_iovlen = gather(c, iov)};
-    const reply *first = c->out;
-
-    if (first->n_fds > 0 && first->n_fds <= WIRE_MAX_FDS && first->sent == 0) {
-        memset(&control, 0, sizeof control);
-        m.msg_control = &control;
-        m.msg_controllen = CMSG_SPACE(sizeof(int) * first->n_fds);
-        control.head.cmsg_level = SOL_SOCKET;
-        control.head.cmsg_type = SCM_RIGHTS;
-        control.head.cmsg_len = CMSG_LEN(sizeof(int) * first->n_fds);
-        memcpy(CMSG_DATA(&control.head), first->fds, sizeof(int) * first->n_fds);
-    }
-    return sendmsg(c->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
 static void sent(conn *c, size_t n)
 {
     c->out_bytes -= n;
@@ -314,15 +266,13 @@ static void flush(conn *c)
 {
     c->stalled = false;
     while (!c->closing && c->out != NULL) {
-        ssize_t n = send_some(c);
+        ssize_t n = sockio_send(c->fd, c->out);
 
         if (n >= 0) {
             sent(c, (size_t)n);
             c->blocked_us = 0;
             continue;
         }
-        if (errno == EINTR)
-            continue;
         if (errno == ETOOMANYREFS || errno == ENOBUFS || errno == ENOMEM)
             c->stalled = true;
         else if (errno != EAGAIN && errno != EWOULDBLOCK)
@@ -338,35 +288,10 @@ static void flush(conn *c)
 }
 
 /* ---- requests ---- */
-static void close_all(const int *fds, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        (void)close(fds[i]);
-}
-
-/* Every descriptor of every control message, in order; what else is there (credentials) carries none. */
-static size_t take_fds(struct msghdr *m, int *fds)
-{
-    size_t n = 0;
-
-    for (struct cmsghdr *h = CMSG_FIRSTHDR(m); h != NULL; h = CMSG_NXTHDR(m, h)) {
-        size_t k;
-
-        if (h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS)
-            continue;
-        k = (h->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < k && n < MAX_RECEIVED_FDS; i++)
-            memcpy(&fds[n++], CMSG_DATA(h) + i * sizeof(int), sizeof(int));
-    }
-    return n;
-}
-
 /* The stream has ended.  Gone altogether, or only done with asking? */
 static void end_of_stream(conn *c)
 {
-    struct pollfd p = {.fd = c->fd};
-
-    if (poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLERR)) != 0) {
+    if (sockio_is_hung_up(c->fd)) {
         if (frame_is_partial(&c->reader))
             drop(c, "cut_frame", NULL);
         else
@@ -381,16 +306,9 @@ enum got { GOT_NOTHING, GOT_ALL, GOT_MORE }; /* ALL: the socket was empty afterw
 
 static enum got receive(conn *c, size_t *bytes)
 {
-    union {
-        struct cmsghdr head;
-        char bytes[CONTROL_BYTES];
-    } control;
-    int fds[MAX_RECEIVED_FDS];
+    int fds[SOCKIO_MAX_FDS];
     frame_span want = frame_want(&c->reader);
-    struct iovec iov = {want.base, want.len};
-    struct msghdr m = {
-        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    kvs_err err;
+    kvs_err err = {0};
     size_t n_fds;
     ssize_t n;
 
@@ -398,21 +316,14 @@ static enum got receive(conn *c, size_t *bytes)
         drop(c, "out_of_memory", NULL);
         return GOT_NOTHING;
     }
-    do
-        n = recvmsg(c->fd, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
-    if (n < 0) {
-        if (errno != EAGAIN && errno != EWOULDBLOCK)
-            leave(c, "peer_closed");
-        return GOT_NOTHING;
-    }
-    n_fds = take_fds(&m, fds);
-    if (n == 0 || (m.msg_flags & MSG_CTRUNC) != 0) {
-        close_all(fds, n_fds);
+    n = sockio_receive(c->fd, want.base, want.len, fds, &n_fds);
+    if (n <= 0) {
         if (n == 0)
             end_of_stream(c);
-        else
-            drop(c, "lost_descriptors", NULL); /* more than a frame may have, or we have no place for them */
+        else if (errno == EBADMSG)
+            drop(c, "lost_descriptors", NULL);
+        else if (errno != EAGAIN && errno != EWOULDBLOCK)
+            leave(c, "peer_closed");
         return GOT_NOTHING;
     }
     *bytes += (size_t)n;
@@ -495,8 +406,8 @@ static void on_poll(uv_poll_t *h, int status, int events)
 {
     conn *c = h->data;
 
-    if (status < 0) { /* the peer closed it with replies unread; what it sent before is still there, the error
-                         behind */
+    if (status <
+        0) { /* closed by the peer with replies unread; what it sent is still there, before the error */
         c->events = 0;
         events = UV_READABLE;
     }
@@ -517,28 +428,14 @@ static void on_process_end(uv_poll_t *h, int status, int events)
 }
 
 /* ---- beginning ---- */
-/* A descriptor of the peer's process.  It costs a place, so only while those are plentiful; -1 without. */
-static int open_process(int fd, const peer_info *info)
-{
-    struct rlimit lim;
-    socklen_t len = sizeof(int);
-    int pid_fd = -1;
-
-    if (getrlimit(RLIMIT_NOFILE, &lim) == 0 && (rlim_t)fd > lim.rlim_cur / 2)
-        return -1;
-    if (info->pid <= 0)
-        return -1; /* in another PID namespace */
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &pid_fd, &len) == 0)
-        return pid_fd;
-    if (errno != ENOPROTOOPT)
-        return -1; /* dead already: its number may be another's by now */
-    return (int)syscall(SYS_pidfd_open, info->pid, 0);
-}
-
 static void watch_process(conn *c)
 {
-    int pid_fd = open_process(c->fd, &c->info);
+    struct rlimit lim;
+    int pid_fd;
 
+    if (getrlimit(RLIMIT_NOFILE, &lim) == 0 && (rlim_t)c->fd > lim.rlim_cur / 2)
+        return; /* descriptors are getting scarce: clients need them more */
+    pid_fd = sockio_peer_process(c->fd, c->info.pid);
     if (pid_fd < 0)
         return;
     if (uv_poll_init(c->host->loop, &c->pid_poll, pid_fd) != 0) {
@@ -620,7 +517,8 @@ bool conns_turn(conn_host *h)
 /* The first time-out of the connection that has passed, or NULL; *ret_due: the next one to come. */
 static const char *overdue(conn *c, uint64_t now_us, uint64_t *ret_due)
 {
-    uint64_t unfinished = ms(c->host->config->frame_timeout_ms), write = ms(c->host->config->write_timeout_ms);
+    uint64_t unfinished = ms(c->host->config->frame_timeout_ms),
+             write = ms(c->host->config->write_timeout_ms);
     struct {
         uint64_t since, limit;
         const char *reason;
@@ -641,7 +539,6 @@ static const char *overdue(conn *c, uint64_t now_us, uint64_t *ret_due)
 
 static void check_one(conn *c, uint64_t now_us)
 {
-    struct pollfd p = {.fd = c->fd};
     uint64_t due = UINT64_MAX;
     const char *reason;
 
@@ -654,7 +551,7 @@ static void check_one(conn *c, uint64_t now_us)
         drop(c, reason, NULL);
         return;
     }
-    if (c->half_us != 0 && poll(&p, 1, 0) > 0 && (p.revents & (POLLHUP | POLLERR)) != 0) {
+    if (c->half_us != 0 && sockio_is_hung_up(c->fd)) {
         leave(c, "peer_closed");
         return;
     }

@@ -1,10 +1,11 @@
 #ifndef KVS_TESTS_LOOP_FAKE_CORE_H
 #define KVS_TESTS_LOOP_FAKE_CORE_H
 
-/* A request layer for tests of the connection and the server: it answers a few ops by simple rules, and counts.
+/* A request layer for tests of the connection and the server: it answers a few ops by simple rules, and
+ * counts.
  *
- * Knows nothing that the real one knows.  Included by one file of a test program, whose definitions take the place of
- * those in the archive.  One thread.
+ * Knows nothing that the real one knows.  Included by one file of a test program, whose definitions take the
+ * place of those in the archive.  One thread.
  *
  *   PING    the body back           STATUS  a reply of as many bytes as the body's u32 says
  *   HEALTH  a reply with one descriptor (the body back, too)
@@ -66,8 +67,8 @@ static void fake_reply(peer *p, uint16_t op, uint64_t id, const uint8_t *body, u
     p->ops->send(p->ud, r);
 }
 
-kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const peer_info *info, uint64_t now_us,
-                       kvs_err *err)
+kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const peer_info *info,
+                       uint64_t now_us, kvs_err *err)
 {
     peer *p = calloc(1, sizeof *p);
 

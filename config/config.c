@@ -44,10 +44,10 @@ static int lower(char c)
 /* Edits (insert, delete, replace; case is free) that make `a` of `b`; large for words too long to be keys. */
 static size_t distance(const char *a, const char *b)
 {
-    size_t row[VALUE_SHOWN_BYTES], na = strlen(a), nb = strlen(b);
+    size_t row[JSON_QUOTED_BYTES], na = strlen(a), nb = strlen(b);
 
-    if (na >= VALUE_SHOWN_BYTES || nb >= VALUE_SHOWN_BYTES)
-        return VALUE_SHOWN_BYTES;
+    if (na >= JSON_QUOTED_BYTES || nb >= JSON_QUOTED_BYTES)
+        return JSON_QUOTED_BYTES;
     for (size_t j = 0; j <= nb; j++)
         row[j] = j;
     for (size_t i = 1; i <= na; i++) {
@@ -66,14 +66,14 @@ static size_t distance(const char *a, const char *b)
 
 /* The key that was probably meant by `key` inside `section` ("" = top level): misspelt, or left out of its
  * section. */
-static const char *nearest_key(char buf[VALUE_SHOWN_BYTES], const char *section, const char *key)
+static const char *nearest_key(char buf[JSON_QUOTED_BYTES], const char *section, const char *key)
 {
     size_t d, best = TYPO_DISTANCE + 1;
     const char *found = NULL;
 
     for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++) {
         size_t n = option_section_bytes(o);
-        char name[VALUE_SHOWN_BYTES];
+        char name[JSON_QUOTED_BYTES];
 
         if (*section == '\0')
             (void)snprintf(name, sizeof name, "%.*s", (int)n, o->key);
@@ -96,12 +96,12 @@ static const char *nearest_key(char buf[VALUE_SHOWN_BYTES], const char *section,
 
 static kvs_status unknown_key(const char *section, const char *key, kvs_err *err)
 {
-    char shown[VALUE_SHOWN_BYTES], meant_buf[VALUE_SHOWN_BYTES], where[VALUE_SHOWN_BYTES] = "";
+    char shown[JSON_QUOTED_BYTES], meant_buf[JSON_QUOTED_BYTES], where[JSON_QUOTED_BYTES] = "";
     const char *meant = nearest_key(meant_buf, section, key), *dot;
 
     if (*section != '\0')
         (void)snprintf(where, sizeof where, " in \"%s\"", section);
-    (void)value_show_text(shown, key);
+    (void)json_quote(shown, key);
     if (meant == NULL)
         return kvs_fail(err, KVS_E_CONFIG, "%s%s: unknown key", shown, where);
     dot = strchr(meant, '.');
@@ -180,6 +180,7 @@ static kvs_status check_order(const char *low_key, int64_t low, const char *high
 kvs_status config_check(const config *c, kvs_err *err)
 {
     const int64_t extent = c->pool_extent_bytes;
+    char shown[JSON_QUOTED_BYTES];
     kvs_status st;
 
     st = check_order("deadline.default_ms", c->default_deadline_ms, "deadline.max_ms", c->max_deadline_ms,
@@ -197,7 +198,7 @@ kvs_status config_check(const config *c, kvs_err *err)
                       extent);
     if (st == KVS_OK && same_path(c->socket_path, c->admin_path))
         st = kvs_fail(err, KVS_E_CONFIG, "admin.path: the same as socket.path, %s; they must differ",
-                      c->admin_path);
+                      json_quote(shown, c->admin_path));
     return st;
 }
 

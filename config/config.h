@@ -117,9 +117,10 @@ typedef void config_on_change(void *ud, const config_change *change);
 /* Call on_change (may be NULL) for each key that differs, in table order; returns how many do. */
 size_t config_changed(const config *from, const config *to, config_on_change *on_change, void *ud);
 
-/* Effective values as a config file; the option table in Markdown; the JSON schema (draft 2020-12). */
-void config_print(const config *c, FILE *to);
-void config_print_table(FILE *to);
-void config_print_schema(FILE *to);
+/* Effective values as a config file; the option table in Markdown; the JSON schema (draft 2020-12).
+ * E_NO_MEMORY with nothing printed; E_SYS if `to` has failed. */
+kvs_status config_print(const config *c, FILE *to);
+kvs_status config_print_table(FILE *to);
+kvs_status config_print_schema(FILE *to);
 
 #endif

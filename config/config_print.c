@@ -23,16 +23,16 @@ static void each_section(json_writer *w, const config *c, void (*begin)(json_wri
     }
 }
 
-static void finish(json_writer *w, FILE *to)
+static kvs_status finish(json_writer *w, FILE *to)
 {
     size_t len;
     const char *text = json_text(w, &len);
+    kvs_status st = text == NULL ? KVS_E_NO_MEMORY : KVS_OK;
 
     if (text != NULL)
         json_pretty(text, len, to);
-    else
-        fputs("out of memory\n", stderr);
     json_writer_destroy(w);
+    return st == KVS_OK && ferror(to) ? KVS_E_SYS : st;
 }
 
 /* ---- values ---- */
@@ -56,16 +56,16 @@ static void put_option(json_writer *w, const config *c, const option *o)
     put_value(w, option_name(o), c, o);
 }
 
-void config_print(const config *c, FILE *to)
+kvs_status config_print(const config *c, FILE *to)
 {
     json_writer *w = json_writer_create();
 
     if (w == NULL)
-        return;
+        return KVS_E_NO_MEMORY;
     json_begin_object(w, NULL);
     each_section(w, c, json_begin_object, put_option, json_end);
     json_end(w);
-    finish(w, to);
+    return finish(w, to);
 }
 
 /* ---- the README table ---- */
@@ -101,7 +101,7 @@ static void print_range(const option *o, FILE *to)
     }
 }
 
-void config_print_table(FILE *to)
+kvs_status config_print_table(FILE *to)
 {
     static const char *const KINDS[] = {"size", "integer", "boolean", "path", "word", "mode"};
     char text[OPTION_TEXT_BYTES];
@@ -114,6 +114,7 @@ void config_print_table(FILE *to)
         print_range(o, to);
         fprintf(to, " | %s | %s | %s |\n", o->unit, o->reloadable ? "yes" : "restart", o->help);
     }
+    return ferror(to) ? KVS_E_SYS : KVS_OK;
 }
 
 /* ---- the schema ---- */
@@ -210,13 +211,13 @@ static void end_closed_object(json_writer *w)
     json_end(w);
 }
 
-void config_print_schema(FILE *to)
+kvs_status config_print_schema(FILE *to)
 {
     json_writer *w = json_writer_create();
     config c;
 
     if (w == NULL)
-        return;
+        return KVS_E_NO_MEMORY;
     config_default(&c);
     json_begin_object(w, NULL);
     json_put_string(w, "$schema", "https://json-schema.org/draft/2020-12/schema");
@@ -227,7 +228,7 @@ void config_print_schema(FILE *to)
     each_section(w, &c, begin_closed_object, put_option_schema, end_closed_object);
     json_end(w);
     json_end(w);
-    finish(w, to);
+    return finish(w, to);
 }
 
 /* ---- what a reload would change ---- */

@@ -16,8 +16,7 @@
 
 enum {
     MAX_DEPTH = 32,
-    MAX_NUMBER = 63, /* cJSON cuts a longer number in two */
-    MAX_QUOTED = 40  /* bytes of a key in a message */
+    MAX_NUMBER = 63 /* cJSON cuts a longer number in two */
 };
 
 typedef struct mark {
@@ -431,16 +430,18 @@ static int compare_members(const void *a, const void *b)
 /* Sorted, equal keys are neighbours: a hostile object of 100,000 keys costs no square. */
 static kvs_status check_unique(const scan *s, member *m, size_t n)
 {
+    char key[JSON_QUOTED_BYTES], other[JSON_QUOTED_BYTES];
+
     qsort(m, n, sizeof *m, compare_members);
     for (size_t i = 1; i < n; i++) {
         size_t at = s->marks[m[i].mark].at;
 
         if (compare_keys(m[i - 1].key, m[i].key) != 0)
             continue;
+        (void)json_quote(key, m[i].key);
         if (strcmp(m[i - 1].key, m[i].key) == 0)
-            return fail_at(s, at, "key \"%.*s\" is given twice", (int)MAX_QUOTED, m[i].key);
-        return fail_at(s, at, "key \"%.*s\" is given twice, also as \"%.*s\"", (int)MAX_QUOTED, m[i].key,
-                       (int)MAX_QUOTED, m[i - 1].key);
+            return fail_at(s, at, "key %s is given twice", key);
+        return fail_at(s, at, "key %s is given twice, also as %s", key, json_quote(other, m[i - 1].key));
     }
     return KVS_OK;
 }
@@ -449,9 +450,13 @@ static kvs_status check_unique(const scan *s, member *m, size_t n)
  * instead. */
 static kvs_status check_number(const scan *s, cJSON *item, size_t at)
 {
+    char key[JSON_QUOTED_BYTES];
+
+    if (!isfinite(item->valuedouble) && item->string == NULL)
+        return fail_at(s, s->marks[at].at, "number is too large for a double");
     if (!isfinite(item->valuedouble))
-        return fail_at(s, s->marks[at].at, "%.*s%snumber is too large for a double", (int)MAX_QUOTED,
-                       item->string != NULL ? item->string : "", item->string != NULL ? ": " : "");
+        return fail_at(s, s->marks[at].at, "%s: number is too large for a double",
+                       json_quote(key, item->string));
     item->valueint = s->marks[at].whole;
     return KVS_OK;
 }

@@ -62,6 +62,12 @@ const char *json_text(const json_writer *w, size_t *ret_len);
 /* Valid JSON text on indented lines for people, with a newline at the end. */
 void json_pretty(const char *text, size_t len, FILE *to);
 
+enum { JSON_QUOTED_BYTES = 128 };
+
+/* Text for a message: one line of UTF-8 in quotes, control characters and quotes escaped, cut to fit. Returns
+ * buf. */
+const char *json_quote(char buf[JSON_QUOTED_BYTES], const char *text);
+
 /* Bytes of the UTF-8 character at `p`; 0 if these `n` > 0 bytes begin with no valid one. */
 size_t json_utf8_bytes(const unsigned char *p, size_t n);
 

@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WRITER_DEPTH = 32 }; /* what json_parse accepts */
+enum {
+    WRITER_DEPTH = 32, /* what json_parse accepts */
+    SHOWN_BYTES = 48   /* of a quoted text, about */
+};
 
 struct json_writer {
     char *text; /* zero-terminated once anything is in it */
@@ -204,6 +207,31 @@ const char *json_text(const json_writer *w, size_t *ret_len)
 }
 
 /* ---- for people ---- */
+
+const char *json_quote(char buf[JSON_QUOTED_BYTES], const char *text)
+{
+    size_t n = 0, bytes;
+    const unsigned char *p = (const unsigned char *)text;
+
+    buf[n++] = '"';
+    for (; *p != '\0' && n < SHOWN_BYTES; p += bytes) {
+        bytes = json_utf8_bytes(p, strlen((const char *)p));
+        if (bytes == 0) { /* no text: at least show that there was something */
+            buf[n++] = '?';
+            bytes = 1;
+        } else if (*p < 0x20 || *p == 0x7F) {
+            n += (size_t)snprintf(buf + n, JSON_QUOTED_BYTES - n, "\\u%04x", *p);
+        } else if (*p == '"' || *p == '\\') {
+            buf[n++] = '\\';
+            buf[n++] = (char)*p;
+        } else {
+            memcpy(buf + n, p, bytes);
+            n += bytes;
+        }
+    }
+    (void)snprintf(buf + n, JSON_QUOTED_BYTES - n, "%s\"", *p != '\0' ? "..." : "");
+    return buf;
+}
 
 static void print_break(FILE *to, int depth)
 {

@@ -6,41 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHOWN_CHARACTERS = 48 }; /* of a key or value that goes into a message */
-
 /* ---- words for messages ---- */
 
-/* Text from the file as one line: quoted, control characters and quotes escaped, cut to
- * SHOWN_CHARACTERS. */
-const char *value_show_text(char buf[VALUE_SHOWN_BYTES], const char *text)
-{
-    size_t n = 0, bytes;
-    const unsigned char *p = (const unsigned char *)text;
-
-    buf[n++] = '"';
-    for (; *p != '\0' && n < SHOWN_CHARACTERS; p += bytes) {
-        bytes = json_utf8_bytes(p, strlen((const char *)p));
-        bytes = bytes == 0 ? 1 : bytes;
-        if (*p < 0x20 || *p == 0x7F || *p == '"' || *p == '\\') {
-            n += (size_t)snprintf(buf + n, VALUE_SHOWN_BYTES - n, "\\u%04x", *p);
-        } else {
-            memcpy(buf + n, p, bytes);
-            n += bytes;
-        }
-    }
-    (void)snprintf(buf + n, VALUE_SHOWN_BYTES - n, "%s\"", *p != '\0' ? "..." : "");
-    return buf;
-}
-
-static const char *show(char buf[VALUE_SHOWN_BYTES], const json_node *n)
+static const char *show(char buf[JSON_QUOTED_BYTES], const json_node *n)
 {
     switch (json_type_of(n)) {
     case JSON_STRING:
-        return value_show_text(buf, json_string(n));
+        return json_quote(buf, json_string(n));
     case JSON_NUMBER:
-        (void)snprintf(buf, VALUE_SHOWN_BYTES, "%.15g", json_number(n));
+        (void)snprintf(buf, JSON_QUOTED_BYTES, "%.15g", json_number(n));
         if (strtod(buf, NULL) != json_number(n))
-            (void)snprintf(buf, VALUE_SHOWN_BYTES, "%.17g", json_number(n));
+            (void)snprintf(buf, JSON_QUOTED_BYTES, "%.17g", json_number(n));
         return buf;
     case JSON_BOOL:
         return json_bool(n) ? "true" : "false";
@@ -54,7 +30,7 @@ static const char *show(char buf[VALUE_SHOWN_BYTES], const json_node *n)
 
 static kvs_status wrong_type(const option *o, const json_node *v, const char *expected, kvs_err *err)
 {
-    char text[VALUE_SHOWN_BYTES];
+    char text[JSON_QUOTED_BYTES];
     json_type t = json_type_of(v);
     bool has_value = t == JSON_STRING || t == JSON_NUMBER || t == JSON_BOOL;
 
@@ -94,11 +70,11 @@ kvs_status config_size_parse(const char *text, int64_t *ret, kvs_err *err)
 {
     static const char *const UNITS[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     const char *p = text;
-    char shown[VALUE_SHOWN_BYTES];
+    char shown[JSON_QUOTED_BYTES];
     int64_t v;
     unsigned u = 0;
 
-    (void)value_show_text(shown, text);
+    (void)json_quote(shown, text);
     if (*p < '0' || *p > '9' || (*p == '0' && p[1] >= '0' && p[1] <= '9'))
         return kvs_fail(err, KVS_E_CONFIG, "%s: a size is a whole number and a unit, as in \"64GiB\"", shown);
     if (!take_digits(&p, &v))
@@ -118,7 +94,7 @@ kvs_status config_size_parse(const char *text, int64_t *ret, kvs_err *err)
 
 static kvs_status set_number(config *c, const option *o, const json_node *v, kvs_err *err)
 {
-    char text[VALUE_SHOWN_BYTES];
+    char text[JSON_QUOTED_BYTES];
     double d = json_number(v);
     int64_t i;
 
@@ -136,7 +112,7 @@ static kvs_status set_number(config *c, const option *o, const json_node *v, kvs
 
 static kvs_status set_size(config *c, const option *o, const json_node *v, kvs_err *err)
 {
-    char text[VALUE_SHOWN_BYTES];
+    char text[JSON_QUOTED_BYTES];
     int64_t i;
     kvs_err why;
 
@@ -169,12 +145,12 @@ static kvs_status set_bool(config *c, const option *o, const json_node *v, kvs_e
 static kvs_status set_path(config *c, const option *o, const json_node *v, kvs_err *err)
 {
     const char *text = json_string(v);
-    char shown[VALUE_SHOWN_BYTES];
+    char shown[JSON_QUOTED_BYTES];
     size_t len;
 
     if (text == NULL)
         return wrong_type(o, v, "a path", err);
-    (void)value_show_text(shown, text);
+    (void)json_quote(shown, text);
     len = strlen(text);
     if (len < 1 || len > OPTION_PATH_MAX)
         return kvs_fail(err, KVS_E_CONFIG, "%s: %s has %zu bytes; a socket path has 1..%d", o->key, shown,
@@ -194,7 +170,7 @@ static kvs_status set_path(config *c, const option *o, const json_node *v, kvs_e
 static kvs_status set_word(config *c, const option *o, const json_node *v, kvs_err *err)
 {
     const char *text = json_string(v), *choice;
-    char shown[VALUE_SHOWN_BYTES];
+    char shown[JSON_QUOTED_BYTES];
     size_t len;
 
     if (text == NULL)
@@ -205,14 +181,14 @@ static kvs_status set_word(config *c, const option *o, const json_node *v, kvs_e
         option_set_string(c, o, text);
         return KVS_OK;
     }
-    return kvs_fail(err, KVS_E_CONFIG, "%s: %s is not one of %s", o->key, value_show_text(shown, text),
+    return kvs_fail(err, KVS_E_CONFIG, "%s: %s is not one of %s", o->key, json_quote(shown, text),
                     o->choices);
 }
 
 static kvs_status set_mode(config *c, const option *o, const json_node *v, kvs_err *err)
 {
     const char *text = json_string(v);
-    char shown[VALUE_SHOWN_BYTES];
+    char shown[JSON_QUOTED_BYTES];
     size_t len;
 
     if (text == NULL)
@@ -220,7 +196,7 @@ static kvs_status set_mode(config *c, const option *o, const json_node *v, kvs_e
     len = strlen(text);
     if (len < 3 || len > 4 || strspn(text, "01234567") != len || (len == 4 && text[0] != '0'))
         return kvs_fail(err, KVS_E_CONFIG, "%s: %s is not an octal file mode in \"0000\"..\"0777\"", o->key,
-                        value_show_text(shown, text));
+                        json_quote(shown, text));
     option_set_number(c, o, strtol(text, NULL, 8));
     return KVS_OK;
 }

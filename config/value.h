@@ -9,13 +9,7 @@
 #include "config/json.h"
 #include "config/option.h"
 
-enum { VALUE_SHOWN_BYTES = 128 };
-
 /* E_CONFIG names the key, the value and what is allowed; *c is then untouched. */
 kvs_status value_set(config *c, const option *o, const json_node *v, kvs_err *err);
-
-/* Text from the file for a message: one line, quoted, control characters and quotes escaped, cut to fit.
- * Returns buf. */
-const char *value_show_text(char buf[VALUE_SHOWN_BYTES], const char *text);
 
 #endif

@@ -234,9 +234,9 @@ void log_flush(bool at_once)
 /* One byte as it stands inside the quotes. */
 static size_t escape(char piece[8], unsigned char c)
 {
-    const char *fmt = c == '"' || c == '\\' ? "\\%c" : c < 0x20 || c >= 0x7F ? "\\x%02x" : "%c";
-
-    return (size_t)snprintf(piece, 8, fmt, c);
+    if (c == '"' || c == '\\')
+        return (size_t)snprintf(piece, 8, "\\%c", c);
+    return (size_t)snprintf(piece, 8, c < 0x20 || c >= 0x7F ? "\\x%02x" : "%c", c);
 }
 
 const char *log_quote(char *buf, size_t cap, const void *bytes, size_t n)

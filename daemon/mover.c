@@ -3,8 +3,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* Declares XXH3_state_t, so that it can live on the stack. */
-#define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 #if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
 /* The same sums from the widest vectors of this machine: the plain build of the library knows SSE2 only,
@@ -37,12 +35,9 @@ typedef struct run {
     mover *m;
     mover_job *j;
     place at;
-    size_t n;           /* copies in this batch */
-    uint64_t bytes;     /* of this batch */
-    uint64_t max_bytes; /* of a batch */
-    bool in_order;      /* pages follow each other in the block as in the map: the sum can follow the copy */
-    XXH3_state_t sum;   /* over the first `summed` bytes of the item at hand */
-    uint64_t summed;
+    size_t n;        /* copies in this batch */
+    size_t n_before; /* of these, before the item at hand */
+    uint64_t bytes;  /* of this batch */
 } run;
 
 static uint32_t planes(const region_map *map)
@@ -60,24 +55,14 @@ static uint64_t piece_offset(const region_map *map, uint32_t plane)
     return map->cross_layer ? 0 : map->planes[plane].block_offset;
 }
 
-static bool map_in_order(const region_map *map)
-{
-    uint64_t at = 0;
-
-    for (uint32_t p = 0; p < planes(map); p++) {
-        if (piece_offset(map, p) != at)
-            return false;
-        at += piece_bytes(map, p);
-    }
-    return at == map->slot_bytes;
-}
-
-/* Queue `bytes` more, as part of the last copy where both sides go on from it. */
+/* Queue `bytes` more, as part of the block's last copy where both sides go on from it.  Never as part of
+ * another block's: the two may lie in two pieces of the arena, and a driver refuses a copy across two
+ * registrations. */
 static bool add_copy(run *r, uint8_t *host, uint8_t *dev, uint64_t bytes)
 {
     bool load = r->m->dir == DEVICE_LOAD;
     device_copy c = {load ? dev : host, load ? host : dev, bytes};
-    device_copy *last = r->n > 0 ? &r->m->copies[r->n - 1] : NULL;
+    device_copy *last = r->n > r->n_before ? &r->m->copies[r->n - 1] : NULL;
 
     if (last != NULL && (uint8_t *)last->dst + last->bytes == c.dst &&
         (const uint8_t *)last->src + last->bytes == c.src)
@@ -102,7 +87,7 @@ static bool fill_item(run *r, const mover_item *it)
 
     for (; r->at.plane < planes(map); r->at.plane++, r->at.offset = 0) {
         const region_plane *p = &map->planes[r->at.plane];
-        uint64_t size = piece_bytes(map, r->at.plane), room = r->max_bytes - r->bytes;
+        uint64_t size = piece_bytes(map, r->at.plane), room = BATCH_BYTES - r->bytes;
         uint64_t left = size - r->at.offset, n = left < room ? left : room;
         uint8_t *host = it->host + piece_offset(map, r->at.plane) + r->at.offset;
         uint8_t *dev = p->base + (uint64_t)it->slot * p->stride + r->at.offset;
@@ -138,13 +123,14 @@ static void fill(run *r)
 {
     r->n = 0;
     r->bytes = 0;
-    while (r->at.item < r->j->n_items && r->bytes < r->max_bytes) {
+    while (r->at.item < r->j->n_items && r->bytes < BATCH_BYTES) {
         mover_item *it = &r->j->items[r->at.item];
         bool fresh = r->at.plane == 0 && r->at.offset == 0;
 
         /* Not behind other items of this batch: summing takes long, and they could be on their way. */
         if (fresh && r->n > 0 && it->verify && r->m->dir == DEVICE_LOAD)
             return;
+        r->n_before = r->n;
         if (it->status == KVS_E_CANCELLED && (!fresh || verified(r, it)) && !fill_item(r, it))
             return;
         next_item(r);
@@ -163,40 +149,20 @@ static kvs_status copy_batch(run *r, kvs_err *err)
     return s == KVS_OK ? ops->wait(r->m->queue, mark, err) : s;
 }
 
-/* Bring the sum of item `i` up to the bytes that have arrived; whole: all of them. */
-static void sum_item(run *r, mover_item *it, bool whole)
-{
-    const region_map *map = r->j->map;
-    uint64_t to = map->slot_bytes;
-
-    if (!r->j->checksum || r->m->dir != DEVICE_STORE)
-        return;
-    if (!whole)
-        to = r->in_order ? piece_offset(map, r->at.plane) + r->at.offset : 0;
-    if (r->summed == 0)
-        (void)XXH3_64bits_reset(&r->sum);
-    if (to > r->summed) {
-        (void)XXH3_64bits_update(&r->sum, it->host + r->summed, (size_t)(to - r->summed));
-        r->summed = to;
-    }
-    if (whole) {
-        it->checksum = XXH3_64bits_digest(&r->sum);
-        r->summed = 0;
-    }
-}
-
+/* What the batch did for one of its items; whole: its last byte was in there.  The sum is taken over what the
+ * arena holds, not over the device's side: a client may write there meanwhile. */
 static void settle_item(run *r, mover_item *it, bool whole, kvs_status s)
 {
     if (it->status != KVS_E_CANCELLED)
         return; /* left out: corrupt, or failed before */
     if (s != KVS_OK) {
         it->status = KVS_E_DEVICE;
-        r->summed = 0;
         return;
     }
-    sum_item(r, it, whole);
     if (!whole)
         return;
+    if (r->m->dir == DEVICE_STORE && r->j->checksum)
+        it->checksum = XXH3_64bits(it->host, r->j->map->slot_bytes);
     it->status = KVS_OK;
     (void)atomic_fetch_add_explicit(&r->m->blocks, 1, memory_order_relaxed);
     (void)atomic_fetch_add_explicit(&r->m->bytes, r->j->map->slot_bytes, memory_order_relaxed);
@@ -250,8 +216,7 @@ static void run_batches(run *r)
 static void mover_run(void *ud, job *j)
 {
     mover *m = ud;
-    uint64_t wish = m->dev->ops->batch_bytes;
-    run r = {.m = m, .j = (mover_job *)(void *)j, .max_bytes = BATCH_BYTES};
+    run r = {.m = m, .j = (mover_job *)(void *)j};
     kvs_err err;
 
     if (m->lost) {
@@ -259,9 +224,6 @@ static void mover_run(void *ud, job *j)
         fail_all(m, r.j, &err);
         return;
     }
-    if (wish > 0 && wish < BATCH_BYTES)
-        r.max_bytes = wish;
-    r.in_order = map_in_order(r.j->map);
     run_batches(&r);
 }
 

@@ -8,10 +8,9 @@
  * Ownership: a job, its items, map and counter page are borrowed from submit to on_done.
  *
  * Jobs run in submit order except those whose `after` is not reached.  Items of a job are submitted to the
- * device in bounded batches (at most 16 MiB or 256 copies, less if the device says so), adjacent pieces
- * merged.  job.stop is looked at before each batch; a block that is cut there is E_CANCELLED.  A batch that
- * fails costs the items that had bytes in it; a lost device costs every item, and every later job without
- * another device call. */
+ * device in bounded batches (at most 16 MiB or 256 copies), adjacent pages of a block merged.  job.stop is
+ * looked at before each batch; a block that is cut there is E_CANCELLED.  A batch that fails costs the items
+ * that had bytes in it; a lost device costs every item, and every later job without another device call. */
 
 #include <stdint.h>
 

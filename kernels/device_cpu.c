@@ -14,6 +14,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "kernels/copy.h"
 #include "kernels/host_memory.h"
 #include "proto/wire.h"
 
@@ -351,7 +352,7 @@ static kvs_status cpu_copy(device_queue *dq, const device_copy *c, size_t n, uin
     (void)err;
     for (size_t i = 0; i < n; i++)
         if (c[i].bytes > 0)
-            memcpy(c[i].dst, c[i].src, c[i].bytes);
+            kvs_copy(c[i].dst, c[i].src, c[i].bytes);
     *ret_mark = ++q->mark;
     return KVS_OK;
 }

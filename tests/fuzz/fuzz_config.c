@@ -70,7 +70,7 @@ static void try_config(const char *text, size_t size)
     }
     to = open_memstream(&printed, &len);
     need(to != NULL, "no memory", "");
-    config_print(&c, to);
+    need(config_print(&c, to) == KVS_OK, "not printed", "");
     fclose(to);
     need(config_parse(&again, printed, len, &err) == KVS_OK, "printed config is refused", err.msg);
     need(config_changed(&c, &again, NULL, NULL) == 0, "printed config differs", printed);

@@ -10,7 +10,7 @@
 #include "tests/support/sink.h"
 #include "tests/support/stub_device.h"
 
-enum { ROUNDS = 60, JOBS = 64, ITEMS = 4, BLOCK = 4096 };
+enum { ROUNDS = 60, JOBS = 64, ITEMS = 4, PLANES = 256, PAGE = 16, BLOCK = PLANES * PAGE };
 
 typedef struct task {
     mover_job job; /* first */
@@ -118,14 +118,18 @@ int main(void)
     unsigned passed = 0, failed = 0;
 
     stub_init(&w.dev);
-    w.dev.ops.batch_bytes = BLOCK;
     w.host = calloc(JOBS * ITEMS, BLOCK);
     w.gpu = calloc(JOBS * ITEMS, BLOCK);
-    w.map = calloc(1, sizeof *w.map + sizeof w.map->planes[0]);
+    w.map = calloc(1, sizeof *w.map + PLANES * sizeof w.map->planes[0]);
     if (w.host == NULL || w.gpu == NULL || w.map == NULL || pthread_create(&t, NULL, client, &w) != 0)
         return 1;
-    *w.map = (region_map){.slot_bytes = BLOCK, .n_slots = JOBS * ITEMS, .n_planes = 1, .cross_layer = true};
-    w.map->planes[0] = (region_plane){.base = w.gpu, .stride = BLOCK, .page_bytes = BLOCK};
+    /* As many planes as a batch has copies: a job is several batches, so that a stop finds it between two. */
+    *w.map = (region_map){.slot_bytes = BLOCK, .n_slots = JOBS * ITEMS, .n_planes = PLANES};
+    for (uint64_t p = 0; p < PLANES; p++)
+        w.map->planes[p] = (region_plane){.base = w.gpu + p * PAGE * JOBS * ITEMS,
+                                          .stride = PAGE,
+                                          .page_bytes = PAGE,
+                                          .block_offset = p * PAGE};
     for (int r = 0; r < ROUNDS; r++) {
         w.wrong = 0;
         one_round(&w);

@@ -78,35 +78,36 @@ static const uint8_t *row_of(const kvs_mla_decode_args *a, uint32_t seq, uint64_
     return kvs_view_row(&a->view, (uint32_t)block, (uint32_t)(token % a->view.tokens_per_block));
 }
 
-static double score(const kvs_mla_decode_args *a, const double *q, const uint8_t *row)
-{
-    double sum = 0;
-
-    for (int i = 0; i < ROW; i++)
-        sum += q[i] * value_at(a->view.format, row, i);
-    return sum * (double)a->sm_scale;
-}
-
-/* One query row over `seen` tokens: two passes, the plain definition of softmax. */
-static void attend(const kvs_mla_decode_args *a, uint32_t seq, uint64_t seen, const double *q, double *out,
-                   double *lse)
+/* One query row over `seen` tokens: the plain definition of softmax.  values: of all 16-bit patterns. */
+static void attend(const kvs_mla_decode_args *a, const double *values, double *weights, uint32_t seq,
+                   uint64_t seen, const double *q, double *out, double *lse)
 {
     double max = -(double)INFINITY, sum = 0;
+    uint16_t bits[ROW];
 
     memset(out, 0, KVS_MLA_LATENT * sizeof *out);
-    for (uint64_t t = 0; t < seen; t++)
-        if (row_of(a, seq, t) != NULL)
-            max = fmax(max, score(a, q, row_of(a, seq, t)));
+    for (uint64_t t = 0; t < seen; t++) {
+        weights[t] = -(double)INFINITY;
+        if (row_of(a, seq, t) == NULL)
+            continue;
+        memcpy(bits, row_of(a, seq, t), sizeof bits);
+        weights[t] = 0;
+        for (int i = 0; i < ROW; i++)
+            weights[t] += q[i] * values[bits[i]];
+        weights[t] *= (double)a->sm_scale;
+        max = fmax(max, weights[t]);
+    }
     *lse = -(double)INFINITY;
     if (max == -(double)INFINITY)
         return;
     for (uint64_t t = 0; t < seen; t++) {
-        const uint8_t *row = row_of(a, seq, t);
-        double w = row != NULL ? exp(score(a, q, row) - max) : 0;
-
-        sum += w;
-        for (int i = 0; row != NULL && i < KVS_MLA_LATENT; i++)
-            out[i] += w * value_at(a->view.format, row, i);
+        if (row_of(a, seq, t) == NULL)
+            continue;
+        memcpy(bits, row_of(a, seq, t), sizeof bits);
+        weights[t] = exp(weights[t] - max);
+        sum += weights[t];
+        for (int i = 0; i < KVS_MLA_LATENT; i++)
+            out[i] += weights[t] * values[bits[i]];
     }
     for (int i = 0; i < KVS_MLA_LATENT; i++)
         out[i] /= sum;
@@ -131,26 +132,39 @@ static const uint8_t *operand(const kvs_strided *o, uint64_t token, uint64_t hea
     return o->base + token * o->token_stride + head * o->head_stride;
 }
 
+/* The query rows of one sequence. */
+static void sequence(const kvs_mla_decode_args *a, const double *values, double *weights, uint32_t seq,
+                     uint64_t len, double *out, double *lse)
+{
+    for (uint32_t j = 0; j < a->s_q; j++)
+        for (uint32_t h = 0; h < a->h_q; h++) {
+            uint64_t token = (uint64_t)seq * a->s_q + j, row = token * a->h_q + h;
+            int64_t seen = (int64_t)len - a->s_q + j + 1;
+            double q[ROW];
+
+            for (int i = 0; i < KVS_MLA_LATENT; i++)
+                q[i] = value_at(a->view.format, operand(&a->q_nope, token, h), i);
+            for (int i = 0; i < KVS_MLA_ROPE; i++)
+                q[KVS_MLA_LATENT + i] = value_at(a->view.format, operand(&a->q_pe, token, h), i);
+            attend(a, values, weights, seq, seen > 0 ? (uint64_t)seen : 0, q, out + row * KVS_MLA_LATENT,
+                   lse + row);
+        }
+}
+
 uint32_t oracle_mla_decode(const kvs_mla_decode_args *a, double *out, double *lse)
 {
+    double *values = malloc(65536 * sizeof *values);
+    double *weights = malloc(((uint64_t)a->table_width * a->view.tokens_per_block + 1) * sizeof *weights);
     uint32_t bad = 0;
 
-    for (uint32_t seq = 0; seq < a->n_seqs; seq++) {
-        int64_t len = (int64_t)length_of(a, seq, &bad);
-
-        for (uint32_t j = 0; j < a->s_q; j++)
-            for (uint32_t h = 0; h < a->h_q; h++) {
-                uint64_t token = (uint64_t)seq * a->s_q + j, row = token * a->h_q + h;
-                int64_t seen = len - a->s_q + j + 1;
-                double q[ROW];
-
-                for (int i = 0; i < KVS_MLA_LATENT; i++)
-                    q[i] = value_at(a->view.format, operand(&a->q_nope, token, h), i);
-                for (int i = 0; i < KVS_MLA_ROPE; i++)
-                    q[KVS_MLA_LATENT + i] = value_at(a->view.format, operand(&a->q_pe, token, h), i);
-                attend(a, seq, seen > 0 ? (uint64_t)seen : 0, q, out + row * KVS_MLA_LATENT, lse + row);
-            }
-    }
+    if (values == NULL || weights == NULL)
+        abort(); /* no test can go on */
+    for (uint32_t i = 0; i < 65536; i++)
+        values[i] = oracle_value(a->view.format, (uint16_t)i);
+    for (uint32_t seq = 0; seq < a->n_seqs; seq++)
+        sequence(a, values, weights, seq, length_of(a, seq, &bad), out, lse);
+    free(values);
+    free(weights);
     return bad;
 }
 

@@ -62,13 +62,13 @@ static const char *document(char buf[8192], const option *o, const char *value)
     return buf;
 }
 
-static char *printed(void (*print)(FILE *to))
+static char *printed(kvs_status (*print)(FILE *to))
 {
     char *text = NULL;
     size_t len = 0;
     FILE *to = open_memstream(&text, &len);
 
-    print(to);
+    cr_assert_eq(print(to), KVS_OK);
     fclose(to);
     return text;
 }
@@ -79,7 +79,7 @@ static char *printed_config(const config *c)
     size_t len = 0;
     FILE *to = open_memstream(&text, &len);
 
-    config_print(c, to);
+    cr_assert_eq(config_print(c, to), KVS_OK);
     fclose(to);
     return text;
 }
@@ -429,6 +429,7 @@ Test(config, keys_that_contradict_each_other_are_refused)
          "pool.extent_bytes&pool.max_bytes"},
         {"{\"pool\": {\"extent_bytes\": 4095}}", "pool.extent_bytes: 4095 bytes; must be 0 or at least 4096"},
         {"{\"socket\": {\"path\": \"/a\"}, \"admin\": {\"path\": \"/a\"}}", "admin.path&socket.path"},
+        {"{\"socket\": {\"path\": \"/a\\nb\"}, \"admin\": {\"path\": \"/a\\nb\"}}", "\"/a\\u000ab\""},
         {"{\"socket\": {\"path\": \"/a//b\"}, \"admin\": {\"path\": \"//a/b\"}}", "admin.path&socket.path"},
     };
 
@@ -704,6 +705,20 @@ Test(config, table_has_a_row_of_seven_columns_for_every_key)
     }
     cr_assert_eq(rows, N_OPTIONS + 2);
     free(text);
+}
+
+Test(config, printing_to_a_full_disk_is_an_error)
+{
+    config c;
+    FILE *to = fopen("/dev/full", "w");
+
+    config_default(&c);
+    cr_assert_not_null(to);
+    setbuf(to, NULL);
+    cr_assert_eq(config_print(&c, to), KVS_E_SYS);
+    cr_assert_eq(config_print_schema(to), KVS_E_SYS);
+    cr_assert_eq(config_print_table(to), KVS_E_SYS);
+    fclose(to);
 }
 
 /* ---- what a reload would change ---- */

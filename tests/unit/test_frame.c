@@ -23,7 +23,8 @@ typedef struct stream {
 /* What came out: headers, and a sum over each body. */
 typedef struct outcome {
     size_t n_frames;
-    wire_header heads[MAX_FRAMES];
+    uint64_t ids[MAX_FRAMES];
+    uint8_t heads[MAX_FRAMES][WIRE_HEADER_BYTES]; /* encoded again: a struct has padding */
     uint64_t sums[MAX_FRAMES];
     kvs_status broken;
 } outcome;
@@ -78,7 +79,8 @@ static void take_frames(frame_reader *r, outcome *o)
             sum = (sum ^ f.body[i]) * 1099511628211U;
         for (uint16_t i = 0; i < f.head.n_fds; i++)
             cr_assert_eq(close(f.fds[i]), 0);
-        o->heads[o->n_frames] = f.head;
+        o->ids[o->n_frames] = f.head.id;
+        wire_header_encode(&f.head, o->heads[o->n_frames]);
         o->sums[o->n_frames++] = sum;
     }
 }
@@ -128,7 +130,7 @@ static void expect_equal(const outcome *a, const outcome *b, size_t where)
                  where);
     cr_assert_eq(a->broken, b->broken, "split at %zu", where);
     for (size_t i = 0; i < a->n_frames; i++) {
-        cr_assert_eq(memcmp(&a->heads[i], &b->heads[i], sizeof a->heads[i]), 0, "frame %zu, split at %zu", i,
+        cr_assert_eq(memcmp(a->heads[i], b->heads[i], WIRE_HEADER_BYTES), 0, "frame %zu, split at %zu", i,
                      where);
         cr_assert_eq(a->sums[i], b->sums[i], "frame %zu, split at %zu", i, where);
     }
@@ -167,7 +169,7 @@ Test(frame, gives_equal_frames_for_every_split)
     cr_assert_eq(o.n_frames, 50);
     cr_assert_eq(o.broken, KVS_OK);
     for (uint64_t id = 0; id < 50; id++)
-        cr_assert_eq(o.heads[id].id, id);
+        cr_assert_eq(o.ids[id], id);
 }
 
 Test(frame, delivers_what_stood_before_a_bad_header_in_every_split)

@@ -26,6 +26,7 @@ static void refuse(const char *text, size_t len, const char *says)
     cr_assert_null(j);
     cr_assert_not_null(strstr(err.msg, says), "%s: \"%s\" does not say \"%s\"", text, err.msg, says);
     cr_assert_not_null(strstr(err.msg, "line "), "%s", err.msg);
+    cr_assert_null(strchr(err.msg, '\n'), "%s", err.msg);
 }
 
 static void accept_all(const char *const *texts, size_t n)
@@ -70,7 +71,7 @@ Test(json, accepts_only_numbers_that_json_allows)
         {"True", "expected a value"},
         {"1e999", "too large for a double"},
         {"-1e999", "too large for a double"},
-        {"{\"a\": [1, 2,\n {\"big\": 1e400}]}", "line 2, column 10: big: number is too large"},
+        {"{\"a\": [1, 2,\n {\"big\": 1e400}]}", "line 2, column 10: \"big\": number is too large"},
     };
 
     accept_all(GOOD, COUNT(GOOD));
@@ -172,6 +173,7 @@ Test(json, refuses_duplicate_keys_also_under_another_case)
         {"{\"a\": 1, \"b\": 2, \"\\u0061\": 3}", "line 1, column 18: key \"a\" is given twice"},
         {"{\"x\": [1, {\"c\": 1, \"d\": {}, \"C\": 2}]}", "key \"C\" is given twice, also as \"c\""},
         {"{\"\": 1, \"\": 2}", "is given twice"},
+        {"{\"a\\nb\": 1, \"A\\nb\": 2}", "key \"A\\u000ab\" is given twice, also as \"a\\u000ab\""},
     };
 
     accept_all(GOOD, COUNT(GOOD));
@@ -381,6 +383,24 @@ Test(json, escapes_every_string_so_that_it_reads_back)
                                                                     "b\xEF\xBF\xBD");
     json_destroy(j);
     json_writer_destroy(w);
+}
+
+Test(json, quotes_a_text_for_a_message_as_one_short_line)
+{
+    char buf[JSON_QUOTED_BYTES], text[512];
+    const unsigned char *p = (const unsigned char *)buf;
+    size_t n;
+
+    cr_assert_str_eq(json_quote(buf, "a\"b\\\n\x7F\xC3\xA4"), "\"a\\\"b\\\\\\u000a\\u007f\xC3\xA4\"");
+    cr_assert_str_eq(json_quote(buf, ""), "\"\"");
+    cr_assert_str_eq(json_quote(buf, "a\x80z"), "\"a?z\"");
+    for (size_t i = 0; i + 4 < sizeof text; i += 4)
+        memcpy(text + i, "\xF0\x9F\x98\x80", 5);
+    cr_assert_str_eq(buf + strlen(json_quote(buf, text)) - 4, "...\"");
+    for (; *p != '\0'; p += n) { /* no character is cut in two */
+        n = json_utf8_bytes(p, strlen((const char *)p));
+        cr_assert_gt(n, 0);
+    }
 }
 
 Test(json, pretty_text_keeps_strings_and_parses_back)

@@ -13,6 +13,13 @@
 #include "tests/support/daemon_fixture.h"
 #include "tests/support/raw_client.h"
 
+/* Under AddressSanitizer freed memory is kept on purpose: its growth says nothing. */
+#if defined(__SANITIZE_ADDRESS__)
+enum { HOLDS_FREED = 1 };
+#else
+enum { HOLDS_FREED = 0 };
+#endif
+
 /* A daemon, and a client that behaves: whatever others do, it is answered. */
 static daemon_fixture d;
 static raw_client good;
@@ -307,7 +314,8 @@ Test(badinput, clients_that_send_and_leave_at_once_do_no_harm)
             memory = daemon_private_kib(&d);
     }
     cr_assert(daemon_wait_fds(&d, before, 10000));
-    cr_assert_leq(daemon_private_kib(&d), memory + 4096);
+    if (!HOLDS_FREED)
+        cr_assert_leq(daemon_private_kib(&d), memory + 4096);
 }
 
 /* A process that is killed in the middle of a frame. */

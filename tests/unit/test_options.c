@@ -4,9 +4,19 @@
 #include <string.h>
 #include <unistd.h>
 
+static char *word(const char *text)
+{
+    static char words[64][64];
+    static unsigned n;
+    char *w = words[n++ % 64];
+
+    (void)snprintf(w, sizeof words[0], "%s", text);
+    return w;
+}
+
 static kvs_status parse(options *o, char **args, kvs_err *err)
 {
-    char *argv[16] = {(char[]){"kvstrided"}};
+    char *argv[16] = {word("kvstrided")};
     int n = 1;
 
     for (; args[n - 1] != NULL; n++)
@@ -15,7 +25,8 @@ static kvs_status parse(options *o, char **args, kvs_err *err)
 }
 
 #define ARGS(...) ((char *[]){__VA_ARGS__, NULL})
-#define A(s)      ((char[]){s})
+/* Storage that lives as long as the test: an options borrows its words. */
+#define A(s) word(s)
 
 Test(options, overrides_keys_of_every_kind)
 {
@@ -116,11 +127,11 @@ Test(options, knows_every_action)
                  {"--version", OPTIONS_VERSION},           {"--help", OPTIONS_HELP}};
 
     for (size_t i = 0; i < sizeof WORDS / sizeof WORDS[0]; i++) {
-        char word[32];
+        char name[32];
         options o;
 
-        (void)snprintf(word, sizeof word, "%s", WORDS[i].word);
-        cr_assert_eq(parse(&o, ARGS(word), NULL), KVS_OK);
+        (void)snprintf(name, sizeof name, "%s", WORDS[i].word);
+        cr_assert_eq(parse(&o, ARGS(name), NULL), KVS_OK);
         cr_assert_eq(o.action, WORDS[i].action);
     }
 }

@@ -150,8 +150,14 @@ Test(mla_decode, a_query_does_not_see_a_nan_that_lies_behind_it)
     open_case(&c, &s);
     mla_case_put(&c, mla_case_row(&c, 0, 19), 5, (double)NAN);
     run(&c);
-    for (uint32_t j = 0; j < 3; j++)
-        cr_assert(isfinite(lse_at(&c, j, 0)));
+    for (uint32_t j = 0; j < 4; j++)
+        for (uint32_t i = 0; i < KVS_MLA_LATENT; i++) {
+            uint16_t bits;
+
+            memcpy(&bits, c.args.out.base + j * c.args.out.token_stride + 2 * i, sizeof bits);
+            cr_assert_eq(!isnan(oracle_value(c.shape.format, bits)), j < 3, "query %u, value %u", j, i);
+        }
+    cr_assert(isfinite(lse_at(&c, 2, 1)));
     cr_assert(isnan(lse_at(&c, 3, 0)), "the last one sees it and says so");
     mla_case_fini(&c);
 }
@@ -168,6 +174,32 @@ Test(mla_decode, parts_of_1_4_8_and_more_than_tokens_agree)
         run(&c);
         cr_assert_eq(c.result.parts, parts[i]);
         judge(&c);
+        mla_case_fini(&c);
+    }
+}
+
+/* The parts are ranges of ceil(len / parts): each alone, merged by hand, gives the bits of the whole. */
+Test(mla_decode, parts_are_equal_ranges_merged_in_order)
+{
+    for (int32_t len = 47; len <= 48; len++) {
+        mla_shape s = {.seed = 25, .tokens_per_block = 8, .h_q = 128, .parts = 2, .q_scale = 4, .len = {len}};
+        float whole[128], merged[128], none = 0;
+        mla_case c;
+
+        open_case(&c, &s);
+        run(&c);
+        memcpy(whole, c.args.lse.base, sizeof whole);
+        c.args.parts = 1;
+        c.lens[0] = 24;
+        run(&c);
+        memcpy(merged, c.args.lse.base, sizeof merged);
+        c.args.block_table += 3;
+        c.args.table_width -= 3;
+        c.lens[0] = len - 24;
+        run(&c);
+        for (uint32_t h = 0; h < 128; h++)
+            kvs_merge_states(&none, &merged[h], &none, lse_at(&c, 0, h), 0);
+        cr_assert_eq(memcmp(merged, whole, sizeof merged), 0, "length %d", len);
         mla_case_fini(&c);
     }
 }

@@ -36,7 +36,9 @@ typedef struct app {
     bool torn; /* ended before everything was taken down: nothing may be freed any more */
     uv_loop_t loop;
     uv_signal_t signals[3];
-    uv_timer_t limit; /* of DRAINING and CLOSING */
+    uv_timer_t limit;        /* of DRAINING and CLOSING */
+    uv_timer_t notify_again; /* while the service manager does not read */
+    notify notify;
     bool has_signals;
     device *device;
     mailbox *mailbox;
@@ -64,6 +66,20 @@ static enum log_level level_of(const char *word)
     default:
         return LOG_LEVEL_INFO;
     }
+}
+
+static void on_notify_again(uv_timer_t *t)
+{
+    app *a = t->data;
+
+    if (!notify_retry(&a->notify))
+        (void)uv_timer_stop(t);
+}
+
+static void retry_notify(app *a)
+{
+    if (notify_retry(&a->notify))
+        (void)uv_timer_start(&a->notify_again, on_notify_again, NOTIFY_RETRY_MS, NOTIFY_RETRY_MS);
 }
 
 /* ---- states ---- */
@@ -98,11 +114,10 @@ static void on_limit(uv_timer_t *t)
 
 static void begin_drain(app *a, const char *why)
 {
-    log_event(LOG_LEVEL_INFO, "draining", " reason=%s timeout_ms=%lld", why,
-              (long long)a->config.drain_timeout_ms);
+    log_event(LOG_LEVEL_INFO, "draining", " reason=%s timeout_ms=%lld", why, (long long)a->config.drain_timeout_ms);
     a->state = DRAINING;
-    notify_stopping();
-    notify_status("stopping: copies in flight are finishing");
+    notify_stopping(&a->notify, "stopping: copies in flight are finishing");
+    retry_notify(a);
     server_stop_listening(a->server);
     core_drain(a->core);
     (void)uv_timer_start(&a->limit, on_limit, (uint64_t)a->config.drain_timeout_ms, 0);
@@ -111,8 +126,8 @@ static void begin_drain(app *a, const char *why)
 static void become_ready(app *a)
 {
     a->state = SERVING;
-    notify_ready();
-    notify_status("serving");
+    notify_ready(&a->notify, "serving");
+    retry_notify(a);
     log_event(LOG_LEVEL_INFO, "ready", " socket=%s admin=%s", a->config.socket_path, a->config.admin_path);
 }
 
@@ -122,8 +137,7 @@ static void on_turn(void *ud)
     app *a = ud;
 
     if (a->exit_code == EXIT_CODE_OK && core_lost(a->core) != KVS_OK) {
-        a->exit_code = EXIT_CODE_DEVICE;
-        log_event(LOG_LEVEL_ERROR, "device_lost", " exit=%d", a->exit_code);
+        a->exit_code = EXIT_CODE_DEVICE; /* the core has logged it */
         if (a->state < DRAINING)
             begin_drain(a, "device_lost");
     }
@@ -179,14 +193,15 @@ static void on_reload_signal(uv_signal_t *h, int signum)
 
     (void)signum;
     if (a->state >= DRAINING || a->options.config_path == NULL) {
-        log_event(LOG_LEVEL_INFO, "reload_ignored", " reason=%s",
-                  a->state >= DRAINING ? "stopping" : "no_config_file");
+        log_event(LOG_LEVEL_INFO, "reload_ignored", " reason=%s", a->state >= DRAINING ? "stopping" : "no_config_file");
         return;
     }
-    notify_reloading();
-    reload(a);
     if (a->state == SERVING)
-        notify_ready(); /* else it comes with the first memory */
+        notify_reloading(&a->notify);
+    reload(a);
+    if (a->state == SERVING) /* else it comes with the first memory */
+        notify_ready(&a->notify, "serving");
+    retry_notify(a);
 }
 
 /* From exec on, a hang-up or a stop waits for the loop and kills nobody; threads made later leave both to it.
@@ -209,11 +224,11 @@ static void start_signals(app *a)
     for (size_t i = 0; i < sizeof NUMBERS / sizeof NUMBERS[0]; i++) {
         (void)uv_signal_init(&a->loop, &a->signals[i]);
         a->signals[i].data = a;
-        (void)uv_signal_start(&a->signals[i], NUMBERS[i] == SIGHUP ? on_reload_signal : on_stop_signal,
-                              NUMBERS[i]);
+        (void)uv_signal_start(&a->signals[i], NUMBERS[i] == SIGHUP ? on_reload_signal : on_stop_signal, NUMBERS[i]);
     }
     (void)uv_timer_init(&a->loop, &a->limit);
-    a->limit.data = a;
+    (void)uv_timer_init(&a->loop, &a->notify_again);
+    a->limit.data = a->notify_again.data = a;
     a->has_signals = true;
     hold_signals(SIG_UNBLOCK);
 }
@@ -256,8 +271,7 @@ static bool logs_to_journal(void)
 static kvs_status open_device(const config *c, device **ret, kvs_err *err)
 {
     if (strcmp(c->device_kind, "cuda") == 0)
-        return kvs_fail(err, KVS_E_UNSUPPORTED,
-                        "device.kind: \"cuda\" is not in this build; \"cpu\" and \"auto\" are");
+        return kvs_fail(err, KVS_E_UNSUPPORTED, "device.kind: \"cuda\" is not in this build; \"cpu\" and \"auto\" are");
     return device_cpu_open(ret, err);
 }
 
@@ -287,8 +301,8 @@ static kvs_status open_server(app *a, kvs_err *err)
 
     notify_sockets(&c.client_fd, &c.admin_fd, &strangers);
     if (strangers > 0)
-        log_event(LOG_LEVEL_WARN, "descriptors_closed",
-                  " n=%u msg=\"passed under other names than client, admin\"", strangers);
+        log_event(LOG_LEVEL_WARN, "descriptors_closed", " n=%u msg=\"passed under other names than client, admin\"",
+                  strangers);
     return server_create(&a->server, &c, err);
 }
 
@@ -319,6 +333,7 @@ static void close_handles(app *a)
         for (size_t i = 0; i < sizeof a->signals / sizeof a->signals[0]; i++)
             uv_close((uv_handle_t *)&a->signals[i], NULL);
         uv_close((uv_handle_t *)&a->limit, NULL);
+        uv_close((uv_handle_t *)&a->notify_again, NULL);
     }
     (void)uv_run(&a->loop, UV_RUN_DEFAULT);
     rc = uv_loop_close(&a->loop);
@@ -338,6 +353,7 @@ static void take_down(app *a)
     server_close(a->server);
     mailbox_close(a->mailbox);
     close_handles(a);
+    notify_close(&a->notify);
     if (a->device != NULL)
         a->device->ops->close(a->device);
 }
@@ -352,12 +368,12 @@ static int run(app *a)
         return EXIT_CODE_SYSTEM;
     }
     log_event(LOG_LEVEL_INFO, "starting", " version=%s config=%s pool_max_bytes=%lld device=%s", KVS_VERSION,
-              a->options.config_path != NULL ? a->options.config_path : "-",
-              (long long)a->config.pool_max_bytes, a->config.device_kind);
+              a->options.config_path != NULL ? a->options.config_path : "-", (long long)a->config.pool_max_bytes,
+              a->config.device_kind);
     if (a->options.config_path == NULL)
-        log_event(LOG_LEVEL_WARN, "no_config_file", " path=%s msg=\"built-in defaults\"",
-                  OPTIONS_DEFAULT_CONFIG);
-    notify_status("starting");
+        log_event(LOG_LEVEL_WARN, "no_config_file", " path=%s msg=\"built-in defaults\"", OPTIONS_DEFAULT_CONFIG);
+    notify_open(&a->notify);
+    notify_status(&a->notify, "starting");
     if (start(a, &err) == KVS_OK) {
         (void)uv_run(&a->loop, UV_RUN_DEFAULT);
     } else {

@@ -1,43 +1,80 @@
 #include "daemon/notify.h"
 
-#include <stdarg.h>
-#include <stdint.h>
+#include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <systemd/sd-daemon.h>
 #include <time.h>
 #include <unistd.h>
 
-void notify_ready(void)
+void notify_open(notify *n)
 {
-    (void)sd_notify(0, "READY=1");
+    const char *path = getenv("NOTIFY_SOCKET");
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    size_t len = path != NULL ? strlen(path) : 0;
+
+    *n = (notify){.fd = -1};
+    if (len < 2 || len >= sizeof a.sun_path || (path[0] != '/' && path[0] != '@'))
+        return;
+    memcpy(a.sun_path, path, len);
+    if (path[0] == '@')
+        a.sun_path[0] = '\0';
+    n->fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (n->fd >= 0 &&
+        connect(n->fd, (const struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len)) != 0)
+        notify_close(n);
 }
 
-void notify_stopping(void)
+void notify_close(notify *n)
 {
-    (void)sd_notify(0, "STOPPING=1");
+    if (n->fd >= 0)
+        (void)close(n->fd);
+    n->fd = -1;
+    n->late[0] = '\0';
 }
 
-void notify_reloading(void)
+bool notify_retry(notify *n)
+{
+    if (n->fd < 0 || n->late[0] == '\0')
+        return false;
+    if (send(n->fd, n->late, strlen(n->late), MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno == EAGAIN)
+        return true;
+    n->late[0] = '\0';
+    return false;
+}
+
+void notify_ready(notify *n, const char *status)
+{
+    (void)snprintf(n->late, sizeof n->late, "READY=1\nSTATUS=%s", status);
+    (void)notify_retry(n);
+}
+
+void notify_stopping(notify *n, const char *status)
+{
+    (void)snprintf(n->late, sizeof n->late, "STOPPING=1\nSTATUS=%s", status);
+    (void)notify_retry(n);
+}
+
+void notify_reloading(notify *n)
 {
     struct timespec t;
 
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    (void)sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%llu",
-                     (unsigned long long)t.tv_sec * 1000000ULL + (unsigned long long)t.tv_nsec / 1000);
+    (void)snprintf(n->late, sizeof n->late, "RELOADING=1\nMONOTONIC_USEC=%llu",
+                   (unsigned long long)t.tv_sec * 1000000ULL + (unsigned long long)t.tv_nsec / 1000);
+    (void)notify_retry(n);
 }
 
-void notify_status(const char *fmt, ...)
+void notify_status(notify *n, const char *status)
 {
-    char text[256];
-    va_list ap;
-
-    va_start(ap, fmt);
-    (void)vsnprintf(text, sizeof text, fmt, ap);
-    va_end(ap);
-    (void)sd_notifyf(0, "STATUS=%s", text);
+    if (n->late[0] != '\0')
+        return; /* a state that waits is worth more */
+    (void)snprintf(n->late, sizeof n->late, "STATUS=%s", status);
+    (void)notify_retry(n);
 }
 
 void notify_sockets(int *ret_client, int *ret_admin, unsigned *ret_strangers)

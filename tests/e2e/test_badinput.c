@@ -163,9 +163,8 @@ Test(badinput, mutated_frames_end_in_a_reply_or_a_close)
         for (unsigned i = 0; i < 8; i++) {
             uint32_t body = (uint32_t)(next_random(&seed) % 8) * 8;
 
-            wire_header_encode(
-                &(wire_header){.op = (uint16_t)(next_random(&seed) % 28), .id = i + 2, .body_len = body},
-                bytes + len);
+            wire_header_encode(&(wire_header){.op = (uint16_t)(next_random(&seed) % 28), .id = i + 2, .body_len = body},
+                               bytes + len);
             for (uint32_t b = 0; b < body; b++)
                 bytes[len + 32 + b] = (uint8_t)(next_random(&seed) % 4 ? 0 : next_random(&seed));
             len += 32 + body;
@@ -191,8 +190,7 @@ Test(badinput, any_split_of_the_stream_gives_the_same_replies)
 
         join(&c);
         for (size_t at = 0; at < sizeof bytes; at += step)
-            cr_assert(
-                raw_write(&c, bytes + at, at + step < sizeof bytes ? step : sizeof bytes - at, NULL, 0));
+            cr_assert(raw_write(&c, bytes + at, at + step < sizeof bytes ? step : sizeof bytes - at, NULL, 0));
         for (unsigned i = 0; i < 5; i++) {
             cr_assert(raw_recv(&c, &f, 5000), "step %zu", step);
             cr_assert_eq(f.head.id, i);

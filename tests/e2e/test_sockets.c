@@ -68,8 +68,8 @@ Test(sockets, of_a_live_daemon_are_left_alone)
     cr_assert(daemon_start(&d, NULL));
     daemon_init(&second);
     cr_assert_eq(daemon_run(&second,
-                            (const char *[]){"--config", second.config, "--socket", d.socket,
-                                             "--admin-socket", second.admin, NULL},
+                            (const char *[]){"--config", second.config, "--socket", d.socket, "--admin-socket",
+                                             second.admin, NULL},
                             out, sizeof out),
                  EXIT_CODE_BUSY, "%s", out);
     cr_assert_not_null(strstr(out, d.socket), "%s", out);
@@ -89,8 +89,8 @@ Test(sockets, of_a_live_daemon_are_left_alone)
         }
         cr_assert_lt(n, 600, "the backlog is full");
         cr_assert_eq(daemon_run(&second,
-                                (const char *[]){"--config", second.config, "--socket", d.socket,
-                                                 "--admin-socket", second.admin, NULL},
+                                (const char *[]){"--config", second.config, "--socket", d.socket, "--admin-socket",
+                                                 second.admin, NULL},
                                 out, sizeof out),
                      EXIT_CODE_BUSY, "%s", out);
         for (unsigned i = 0; i <= n; i++)
@@ -106,9 +106,8 @@ Test(sockets, with_a_path_too_long_are_refused_with_the_limit)
     char out[2048], path[256];
 
     (void)snprintf(path, sizeof path, "%s/%0150d", d.dir, 0);
-    cr_assert_eq(
-        daemon_run(&d, (const char *[]){"--config", d.config, "--socket", path, NULL}, out, sizeof out),
-        EXIT_CODE_CONFIG);
+    cr_assert_eq(daemon_run(&d, (const char *[]){"--config", d.config, "--socket", path, NULL}, out, sizeof out),
+                 EXIT_CODE_CONFIG);
     cr_assert_not_null(strstr(out, "107"), "%s", out);
 }
 
@@ -117,8 +116,8 @@ Test(sockets, in_a_folder_that_is_not_there_are_a_system_fault)
     char out[2048];
 
     cr_assert_eq(daemon_run(&d,
-                            (const char *[]){"--config", d.config, "--socket", "/nonexistent/s",
-                                             "--admin-socket", d.admin, NULL},
+                            (const char *[]){"--config", d.config, "--socket", "/nonexistent/s", "--admin-socket",
+                                             d.admin, NULL},
                             out, sizeof out),
                  EXIT_CODE_SYSTEM, "%s", out);
     cr_assert_not_null(strstr(out, "/nonexistent/s"), "%s", out);

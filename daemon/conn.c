@@ -154,8 +154,7 @@ static void conn_close(conn *c)
     uv_close((uv_handle_t *)&c->poll, on_handle_closed);
     (void)close(c->fd);
     if (c->peer != NULL)
-        peer_gone(c->peer,
-                  conn_now_us()); /* may end in on_peer_closed at once; the handles keep the memory */
+        peer_gone(c->peer, conn_now_us()); /* may end in on_peer_closed at once; the handles keep the memory */
 }
 
 /* A client that ended well or just went away. */
@@ -176,9 +175,8 @@ static void drop(conn *c, const char *reason, const kvs_err *err)
     if (c->closing)
         return;
     c->host->n_dropped++;
-    log_event(LOG_LEVEL_WARN, "client_dropped",
-              " reason=%s conn=%d uid=%u pid=%d in_flight=%u unsent_bytes=%zu%s%s", reason, c->fd,
-              (unsigned)c->info.uid, (int)c->info.pid, c->peer != NULL ? peer_in_flight(c->peer) : 0,
+    log_event(LOG_LEVEL_WARN, "client_dropped", " reason=%s conn=%d uid=%u pid=%d in_flight=%u unsent_bytes=%zu%s%s",
+              reason, c->fd, (unsigned)c->info.uid, (int)c->info.pid, c->peer != NULL ? peer_in_flight(c->peer) : 0,
               c->out_bytes, err != NULL ? " msg=" : "",
               err != NULL ? log_quote(text, sizeof text, err->msg, strlen(err->msg)) : "");
     conn_close(c);
@@ -283,8 +281,8 @@ static void flush(conn *c)
         return;
     if (c->blocked_us == 0)
         c->blocked_us = conn_now_us();
-    wait_until(c->host, c->stalled ? conn_now_us() + ms(STALL_RETRY_MS)
-                                   : c->blocked_us + ms(c->host->config->write_timeout_ms));
+    wait_until(c->host,
+               c->stalled ? conn_now_us() + ms(STALL_RETRY_MS) : c->blocked_us + ms(c->host->config->write_timeout_ms));
 }
 
 /* ---- requests ---- */
@@ -300,6 +298,13 @@ static void end_of_stream(conn *c)
     }
     c->half_us = conn_now_us();
     wait_until(c->host, c->half_us + ms(HALF_CHECK_MS));
+}
+
+/* Out of step: what was asked before is still answered, as far as the socket takes it. */
+static void fault(conn *c, const kvs_err *err)
+{
+    flush(c);
+    drop(c, "protocol", err);
 }
 
 enum got { GOT_NOTHING, GOT_ALL, GOT_MORE }; /* ALL: the socket was empty afterwards */
@@ -329,7 +334,7 @@ static enum got receive(conn *c, size_t *bytes)
     *bytes += (size_t)n;
     mailbox_drain(c->host->mailbox); /* before any request that came with these bytes */
     if (frame_got(&c->reader, (size_t)n, fds, n_fds, &err) != KVS_OK) {
-        drop(c, "protocol", &err);
+        fault(c, &err);
         return GOT_NOTHING;
     }
     /* The kernel ends a read behind a message with descriptors: then a short read says nothing. */
@@ -346,13 +351,13 @@ static bool handle_frames(conn *c, int64_t *budget)
         if (!frame_next(&c->reader, &f, &err)) {
             c->more = false;
             if (c->reader.broken != KVS_OK)
-                drop(c, "protocol", &err);
+                fault(c, &err);
             return !c->closing;
         }
         --*budget;
         c->partial_us = 0;
         if (peer_request(c->peer, &f, conn_now_us(), &err) != KVS_OK)
-            drop(c, "protocol", &err);
+            fault(c, &err);
     }
     return false;
 }
@@ -406,8 +411,7 @@ static void on_poll(uv_poll_t *h, int status, int events)
 {
     conn *c = h->data;
 
-    if (status <
-        0) { /* closed by the peer with replies unread; what it sent is still there, before the error */
+    if (status < 0) { /* closed by the peer with replies unread; what it sent is still there, before the error */
         c->events = 0;
         events = UV_READABLE;
     }
@@ -517,8 +521,7 @@ bool conns_turn(conn_host *h)
 /* The first time-out of the connection that has passed, or NULL; *ret_due: the next one to come. */
 static const char *overdue(conn *c, uint64_t now_us, uint64_t *ret_due)
 {
-    uint64_t unfinished = ms(c->host->config->frame_timeout_ms),
-             write = ms(c->host->config->write_timeout_ms);
+    uint64_t unfinished = ms(c->host->config->frame_timeout_ms), write = ms(c->host->config->write_timeout_ms);
     struct {
         uint64_t since, limit;
         const char *reason;

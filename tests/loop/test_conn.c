@@ -278,6 +278,24 @@ Test(conn, drops_only_the_client_that_sent_garbage)
     end();
 }
 
+Test(conn, answers_what_came_before_the_garbage)
+{
+    uint8_t bytes[3 * WIRE_HEADER_BYTES];
+    raw_client c;
+
+    begin();
+    join_client(&c);
+    memset(bytes, 0x55, sizeof bytes);
+    for (unsigned i = 0; i < 2; i++)
+        wire_header_encode(&(wire_header){.op = WIRE_PING, .id = i}, bytes + i * WIRE_HEADER_BYTES);
+    cr_assert(raw_write(&c, bytes, sizeof bytes, NULL, 0));
+    expect(&c, WIRE_PING, 0);
+    expect(&c, WIRE_PING, 1);
+    cr_assert(loop_until(&h.loop, has_ended, &c, 5000));
+    raw_close(&c);
+    end();
+}
+
 Test(conn, drops_a_client_whose_request_is_a_fault)
 {
     raw_client c;
@@ -349,8 +367,7 @@ Test(conn, takes_a_budget_of_frames_and_then_the_next_client_has_its_turn)
     cr_assert(raw_send(&modest, WIRE_PING, 7, NULL, 0, NULL, 0));
     h.core.n_requests = 0;
     cr_assert(loop_until(&h.loop, try_recv, &w, 5000));
-    cr_assert_leq(h.core.n_requests, 13, "%u requests were handled before the second client's",
-                  h.core.n_requests);
+    cr_assert_leq(h.core.n_requests, 13, "%u requests were handled before the second client's", h.core.n_requests);
     for (unsigned i = 0; i < 100; i++)
         expect(&greedy, WIRE_PING, i);
     raw_close(&greedy);
@@ -568,8 +585,7 @@ Test(conn, handles_what_was_sent_before_the_client_closed)
     cr_assert(raw_send(&c, WIRE_PING, 2, NULL, 0, NULL, 0));
     while (h.core.n_requests < 2)
         (void)uv_run(&h.loop, UV_RUN_NOWAIT);
-    (void)uv_run(&h.loop,
-                 UV_RUN_NOWAIT); /* the reply is out, and stays unread: the close will be an error here */
+    (void)uv_run(&h.loop, UV_RUN_NOWAIT); /* the reply is out, and stays unread: the close will be an error here */
     cr_assert(raw_send(&c, WIRE_PING, 3, NULL, 0, NULL, 0));
     raw_close(&c);
     cr_assert(loop_until(&h.loop, is_gone, NULL, 5000));

@@ -185,11 +185,10 @@ Test(server, does_not_spin_when_descriptors_have_run_out)
     n_turns = 0;
     (void)loop_until(&loop, never, NULL, 600);
     (void)getrusage(RUSAGE_SELF, &after);
-    cpu_us = (uint64_t)(after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec -
-                        before.ru_stime.tv_sec) *
-                 1000000 +
-             (uint64_t)(after.ru_utime.tv_usec - before.ru_utime.tv_usec + after.ru_stime.tv_usec -
-                        before.ru_stime.tv_usec);
+    cpu_us =
+        (uint64_t)(after.ru_utime.tv_sec - before.ru_utime.tv_sec + after.ru_stime.tv_sec - before.ru_stime.tv_sec) *
+            1000000 +
+        (uint64_t)(after.ru_utime.tv_usec - before.ru_utime.tv_usec + after.ru_stime.tv_usec - before.ru_stime.tv_usec);
     cr_assert_lt(cpu_us, 120000, "%d us of CPU in 600 ms", (int)cpu_us);
     cr_assert(ping(&c), "a client from before works on");
     (void)close(hold[1]);

@@ -261,7 +261,7 @@ bool daemon_wait_fds(const daemon_fixture *d, unsigned n, int timeout_ms)
 
 static char *proc_file(const daemon_fixture *d, const char *name)
 {
-    char path[64];
+    char path[320];
 
     (void)snprintf(path, sizeof path, "/proc/%d/%s", (int)d->pid, name);
     return slurp(path);
@@ -288,6 +288,33 @@ uint64_t daemon_cpu_ms(const daemon_fixture *d)
         (void)sscanf(p + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user, &sys);
     free(text);
     return (user + sys) * 1000 / (uint64_t)sysconf(_SC_CLK_TCK);
+}
+
+uint64_t daemon_sleeps(const daemon_fixture *d)
+{
+    static const char FIELD[] = "\nvoluntary_ctxt_switches:";
+    char path[64];
+    uint64_t n = 0;
+    DIR *tasks;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/task", (int)d->pid);
+    tasks = opendir(path);
+    if (tasks == NULL)
+        die(path);
+    for (const struct dirent *e; (e = readdir(tasks)) != NULL;) {
+        char name[sizeof "task//status" + sizeof e->d_name], *text;
+        const char *line;
+
+        if (e->d_name[0] == '.')
+            continue;
+        (void)snprintf(name, sizeof name, "task/%s/status", e->d_name);
+        text = proc_file(d, name);
+        line = strstr(text, FIELD);
+        n += line != NULL ? strtoull(line + strlen(FIELD), NULL, 10) : 0;
+        free(text);
+    }
+    (void)closedir(tasks);
+    return n;
 }
 
 int daemon_run(const daemon_fixture *d, const char *const *args, char *out, size_t cap)

@@ -46,6 +46,7 @@ unsigned daemon_fds(const daemon_fixture *d);
 bool daemon_wait_fds(const daemon_fixture *d, unsigned n, int timeout_ms);
 uint64_t daemon_private_kib(const daemon_fixture *d); /* anonymous memory */
 uint64_t daemon_cpu_ms(const daemon_fixture *d);
+uint64_t daemon_sleeps(const daemon_fixture *d); /* how often its threads have gone to sleep so far */
 
 /* Run the daemon's program with these arguments (NULL-terminated) to its end.  Its stdout and stderr go to
  * `out`. */

@@ -13,7 +13,13 @@
 #include "daemon/listen.h"
 #include "daemon/log.h"
 
-enum { ACCEPT_BATCH = 16, N_LISTENERS = 2, ADMIN = 1, REFUSED_LINE_US = 1000000 };
+enum {
+    ACCEPT_BATCH = 16, /* let in before others have their turn */
+    SHED_BATCH = 128,  /* turned away every SERVER_BACKOFF_MS: a full backlog is gone within a second */
+    N_LISTENERS = 2,
+    ADMIN = 1,
+    REFUSED_LINE_US = 1000000,
+};
 
 typedef struct listener {
     server *server;
@@ -92,9 +98,9 @@ static void refuse(listener *l, const char *why)
     l->refused_why = why;
     if (l->refused_line_us != 0 && now - l->refused_line_us < REFUSED_LINE_US)
         return;
-    log_event(LOG_LEVEL_WARN, "clients_refused", " reason=%s socket=%s n=%llu clients=%u max_clients=%lld",
-              why, l->is_admin ? "admin" : "client", (unsigned long long)l->refused,
-              l->server->host.n_clients, (long long)l->server->cfg.config->max_clients);
+    log_event(LOG_LEVEL_WARN, "clients_refused", " reason=%s socket=%s n=%llu clients=%u max_clients=%lld", why,
+              l->is_admin ? "admin" : "client", (unsigned long long)l->refused, l->server->host.n_clients,
+              (long long)l->server->cfg.config->max_clients);
     l->refused_line_us = now;
     l->refused = 0;
 }
@@ -163,7 +169,7 @@ static void shed(listener *l)
 {
     server *s = l->server;
 
-    for (int i = 0; i < ACCEPT_BATCH && s->spare_fd >= 0; i++) {
+    for (int i = 0; i < SHED_BATCH && s->spare_fd >= 0; i++) {
         int fd;
 
         (void)close(s->spare_fd);
@@ -179,41 +185,45 @@ static void shed(listener *l)
         s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* False: nobody else waits, or not now. */
-static bool accept_one(listener *l)
+enum accepted { ACCEPTED, TURNED_AWAY, NOBODY_WAITS }; /* ACCEPTED: or the peer has thought better of it */
+
+static enum accepted accept_one(listener *l)
 {
     int fd = accept4(l->socket.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
-    if (fd >= 0) {
-        if (admit(l, fd))
-            return true;
-        back_off(l);
-        return true; /* the rest of the batch is turned away quickly, too */
-    }
+    if (fd >= 0)
+        return admit(l, fd) ? ACCEPTED : TURNED_AWAY;
     if (errno == EINTR || errno == ECONNABORTED || errno == EPERM || errno == EPROTO)
-        return true;
+        return ACCEPTED;
     if (errno == EAGAIN || errno == EWOULDBLOCK)
-        return false;
+        return NOBODY_WAITS;
     if (errno == EMFILE || errno == ENFILE)
         shed(l);
     else
         log_event(LOG_LEVEL_WARN, "accept_failed", " socket=%s err=\"%s\"", l->is_admin ? "admin" : "client",
                   strerror(errno));
     back_off(l);
-    return false;
+    return NOBODY_WAITS;
 }
 
 static void on_listen(uv_poll_t *h, int status, int events)
 {
+    enum accepted got = ACCEPTED;
     listener *l = h->data;
+    int n_away = 0;
 
     (void)events;
     if (status < 0) {
         l->polling = false;
         return;
     }
-    for (int i = 0; i < ACCEPT_BATCH && accept_one(l); i++)
-        ;
+    for (int n = 0; n < ACCEPT_BATCH && n_away < SHED_BATCH && got != NOBODY_WAITS;) {
+        got = accept_one(l);
+        n += got == ACCEPTED;
+        n_away += got == TURNED_AWAY;
+    }
+    if (n_away > 0)
+        back_off(l);
 }
 
 /* ---- the turn ---- */

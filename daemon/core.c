@@ -72,16 +72,12 @@ void core_due_remove(core *c, request *r)
 static void run_overdue(request *r)
 {
     bool untouched = r->ops->stop(r);
-    bool ends = r->ops->waits_only;
     kvs_err err;
 
     (void)kvs_fail(&err, KVS_E_DEADLINE, "deadline: passed %s",
-                   untouched ? "before anything was touched"
-                             : "while it was running; CANCEL says when it has stopped");
+                   untouched ? "before anything was touched" : "while it was running; CANCEL says when it has stopped");
     r->ops->overdue(r, untouched);
     request_answer(r, KVS_E_DEADLINE, &err);
-    if (ends)
-        request_end(r);
 }
 
 /* ---- the arena grows in the background ---- */
@@ -90,8 +86,7 @@ static void grow_run(pinner_task *t)
 {
     core *c = (core *)(void *)((uint8_t *)t - offsetof(core, grow));
 
-    c->grow_err.status =
-        c->dev->ops->host_register(c->dev, c->growing.address, c->growing.bytes, &c->grow_err);
+    c->grow_err.status = c->dev->ops->host_register(c->dev, c->growing.address, c->growing.bytes, &c->grow_err);
 }
 
 static void grow_next(core *c);
@@ -109,8 +104,8 @@ static void grow_done(work *w)
         c->grow_failed = true;
         pool_piece_failed(c->pool);
         core_note_status(c, c->grow_err.status);
-        log_event(LOG_LEVEL_ERROR, "arena_piece_failed", " bytes=%" PRIu64 " piece=%u reason=\"%s\"",
-                  c->growing.bytes, c->n_pieces, c->grow_err.msg);
+        log_event(LOG_LEVEL_ERROR, "arena_piece_failed", " bytes=%" PRIu64 " piece=%u reason=\"%s\"", c->growing.bytes,
+                  c->n_pieces, c->grow_err.msg);
         return;
     }
     c->pieces = pieces;
@@ -133,8 +128,7 @@ static void grow_next(core *c)
 
 /* ---- life ---- */
 
-static void on_event(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth,
-                     const uint8_t key[32])
+static void on_event(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32])
 {
     core *c = ud;
     core_event *e;
@@ -182,8 +176,7 @@ static kvs_status make_workers(core *c, kvs_err *err)
     return s;
 }
 
-kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sink, uint64_t now_us,
-                       kvs_err *err)
+kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sink, uint64_t now_us, kvs_err *err)
 {
     core *c = calloc(1, sizeof(*c));
     kvs_status s;
@@ -357,9 +350,9 @@ static bool is_for(const peer *p, const core_event *e)
 static reply *event_frame(const peer *p, uint32_t n)
 {
     const core *c = p->core;
-    size_t room = 8 + WIRE_event_BYTES + (size_t)n * WIRE_event_item_BYTES;
+    size_t room = WIRE_event_BYTES + (size_t)n * WIRE_event_item_BYTES;
     reply *x = malloc(sizeof(*x) + WIRE_HEADER_BYTES + room);
-    wire_event head = {.seq = p->watch_seq, .lost = p->watch_lost, .n = n};
+    wire_event head = {.seq = p->watch_seq + 1, .lost = p->watch_lost, .n = n};
     wire_header h = {.op = WIRE_EVENT, .id = p->watch_id, .body_len = (uint32_t)room};
     wire_out o;
 
@@ -368,7 +361,6 @@ static reply *event_frame(const peer *p, uint32_t n)
     *x = (reply){.len = WIRE_HEADER_BYTES + room};
     o = (wire_out){x->bytes + WIRE_HEADER_BYTES, 0, room, false};
     wire_header_encode(&h, x->bytes);
-    wire_put_u64(&o, 0); /* the empty message that every body from the daemon starts with */
     wire_put_event(&o, &head);
     for (uint32_t i = 0; i < c->n_events; i++) {
         const core_event *e = &c->events[i];
@@ -393,11 +385,11 @@ static void send_events(peer *p)
         return;
     if (p->ops->out_bytes(p->ud) < (uint64_t)p->core->config->out_high_bytes)
         x = event_frame(p, n);
-    p->watch_seq += n;
     if (!x) {
         p->watch_lost += n;
         return;
     }
+    p->watch_seq++;
     p->ops->send(p->ud, x);
 }
 

@@ -75,7 +75,6 @@ typedef struct request_ops {
     bool (*stop)(request *r);
     /* The deadline has passed: add what is known of each item to request_out.  untouched: as stop said. */
     void (*overdue)(request *r, bool untouched);
-    bool waits_only; /* no job or task of its own: whoever stops it also answers and ends it */
 } request_ops;
 
 struct request {
@@ -95,7 +94,7 @@ struct request {
     request *prev, *next; /* the peer's list */
     request *chain;       /* the peer's table of ids */
     request *cancels;     /* CANCELs that wait for this one, by next_cancel */
-    request *next_cancel, *target;
+    request *next_cancel;
     size_t due_at; /* place in the core's heap plus one; 0: none */
 };
 
@@ -238,12 +237,13 @@ uint32_t core_max_keys(const core *c);
 uint32_t core_health(const core *c, uint32_t *ret_reasons);
 
 /* ---- op handlers, by file ---- */
-#define OP_HANDLERS(X)                                                                                       \
-    X(hello)                                                                                                 \
-    X(open)                                                                                                  \
-    X(region_create) X(region_attach) X(region_import) X(region_close) X(lookup) X(reserve) X(release)       \
-        X(load) X(store) X(slot_take) X(slot_drop) X(write) X(decode) X(extend) X(pin) X(unpin) X(drop)      \
-            X(reset) X(cancel) X(status) X(health) X(watch) X(ping)
+#define OP_HANDLERS(X)                                                                                                 \
+    X(hello)                                                                                                           \
+    X(open)                                                                                                            \
+    X(region_create)                                                                                                   \
+    X(region_attach) X(region_import) X(region_close) X(lookup) X(reserve) X(release) X(load) X(store) X(slot_take)    \
+        X(slot_drop) X(write) X(decode) X(extend) X(pin) X(unpin) X(drop) X(reset) X(cancel) X(status) X(health)       \
+            X(watch) X(ping)
 #define OP_DECLARE(name) kvs_status op_##name(request *r, wire_in *in, kvs_err *err);
 OP_HANDLERS(OP_DECLARE)
 void refused_load(peer *p, wire_in *in, kvs_status s);

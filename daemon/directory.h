@@ -4,7 +4,8 @@
 /* Directory: which key of which namespace is in which slot, who holds it, what goes next.
  *
  * Knows namespaces, keys, prefix depth, leases, pins, holds, and asks the pool for slots and the policy for victims.
- * Does not know sockets, requests, devices or time (the caller passes now_us).  Loop thread only.
+ * Does not know sockets, requests, devices or time (the caller passes now_us).  Loop thread only.  Each `ns` argument is a
+ * number that directory_open gave, and the caller has checked that it is its tenant's.
  * Owns its tables and the leases; borrows the pool.
  *
  *   absent --admitted--> writing --commit--> ready --evicted / dropped / reset--> absent

@@ -5,10 +5,10 @@
 #include <sys/mman.h>
 
 enum {
-    MIN_BITS = 9,   /* one page */
-    HUGE_BITS = 18, /* 2 MiB: from here on huge pages save more misses than they waste */
+    MIN_BITS = 9,        /* one page */
+    GIVE_BACK = 1 << 15, /* entries: 256 KiB of the old table go back to the system at a time */
     MOVE_PER_CHANGE =
-        16 /* entries looked at with each insert or remove: done long before the new table is full */
+        16, /* entries looked at with each insert or remove: done long before the new table is full */
 };
 
 static uint64_t part_cap(const key_table_part *p)
@@ -28,8 +28,8 @@ static kvs_status part_init(key_table_part *p, uint32_t bits)
 
     if (m == MAP_FAILED)
         return KVS_E_NO_MEMORY;
-    if (bits >= HUGE_BITS)
-        (void)madvise(m, bytes, MADV_HUGEPAGE); /* only speed */
+    /* Clearing a huge page takes a while, and the first keys of a new table would touch them all. */
+    (void)madvise(m, bytes, MADV_NOHUGEPAGE);
     *p = (key_table_part){.e = m, .bits = bits};
     return KVS_OK;
 }
@@ -106,6 +106,17 @@ void key_table_fini(key_table *t)
     memset(t, 0, sizeof *t);
 }
 
+/* The entries in front of the cursor are moved.  Unmapping a large table in one go would take milliseconds.
+ */
+static void give_back(const key_table *t)
+{
+    uint64_t cap = part_cap(&t->old), passed = cap - t->left;
+    uint64_t end = t->cursor == 0 ? cap : t->cursor;
+
+    if (end % GIVE_BACK == 0 && passed >= GIVE_BACK)
+        (void)madvise(t->old.e + end - GIVE_BACK, GIVE_BACK * sizeof(key_entry), MADV_DONTNEED);
+}
+
 bool key_table_step(key_table *t, uint32_t n)
 {
     uint64_t mask;
@@ -124,6 +135,7 @@ bool key_table_step(key_table *t, uint32_t n)
         }
         t->cursor = (t->cursor + 1) & mask;
         t->left--;
+        give_back(t);
     }
     if (t->left == 0) {
         assert(t->old.n == 0);

@@ -9,25 +9,7 @@
 
 /* ---- CANCEL ---- */
 
-/* The target lets go of this CANCEL. */
-static bool cancel_stop(request *r)
-{
-    request **at = &r->target->cancels;
-
-    while (*at != r)
-        at = &(*at)->next_cancel;
-    *at = r->next_cancel;
-    r->target = NULL;
-    return true;
-}
-
-static void cancel_overdue(request *r, bool untouched)
-{
-    (void)r;
-    (void)untouched;
-}
-
-static const request_ops cancel_ops = {cancel_stop, cancel_overdue, true};
+static const request_ops cancel_ops = {NULL, NULL};
 
 static kvs_status answer_now(request *r, uint32_t outcome)
 {
@@ -35,18 +17,6 @@ static kvs_status answer_now(request *r, uint32_t outcome)
 
     wire_put_cancel_rep(request_out(r), &rep);
     return KVS_OK;
-}
-
-/* A CANCEL that waits has nothing to stop: it ends here. */
-static kvs_status cancel_a_cancel(request *r, request *target)
-{
-    kvs_err err;
-
-    (void)kvs_fail(&err, KVS_E_CANCELLED, "cancelled by request %" PRIu64, r->id);
-    (void)target->ops->stop(target);
-    request_answer(target, KVS_E_CANCELLED, &err);
-    request_end(target);
-    return answer_now(r, WIRE_CANCEL_STOPPED);
 }
 
 kvs_status op_cancel(request *r, wire_in *in, kvs_err *err)
@@ -60,16 +30,13 @@ kvs_status op_cancel(request *r, wire_in *in, kvs_err *err)
     if (s != KVS_OK)
         return s;
     t = peer_find(r->peer, q.target);
-    if (t == r)
-        return kvs_fail(err, KVS_E_INVALID, "target: %" PRIu64 " is this CANCEL itself", q.target);
     if (!t)
         return answer_now(r, WIRE_CANCEL_GONE);
-    if (t->ops->waits_only)
-        return cancel_a_cancel(r, t);
-    s = request_go(r, &cancel_ops, err);
-    if (s != KVS_OK)
-        return s;
-    r->target = t;
+    if (t->row->op == WIRE_CANCEL)
+        return kvs_fail(err, KVS_E_INVALID, "target: %" PRIu64 " is a CANCEL", q.target);
+    /* No deadline: how long the hardware takes is what the client wants to know. */
+    r->ops = &cancel_ops;
+    r->out = true;
     r->next_cancel = t->cancels;
     t->cancels = r;
     t->cancelled = true;
@@ -81,6 +48,7 @@ kvs_status op_cancel(request *r, wire_in *in, kvs_err *err)
 
 kvs_status op_status(request *r, wire_in *in, kvs_err *err)
 {
+    const directory_ns *ns;
     wire_status_req q;
     wire_status_rep rep = {0};
     json_writer *w;
@@ -91,11 +59,13 @@ kvs_status op_status(request *r, wire_in *in, kvs_err *err)
     wire_get_status_req(in, &q);
     s = request_parsed(in, err);
     if (s == KVS_OK && q.section > WIRE_SECTION_FSCK)
-        s = kvs_fail(err, KVS_E_RANGE, "section: %u is above %d", q.section, WIRE_SECTION_FSCK);
+        s = kvs_fail(err, KVS_E_INVALID, "section: %u is above %d", q.section, WIRE_SECTION_FSCK);
     if (s == KVS_OK && q.reserved != 0)
         s = kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q.reserved);
     if (s == KVS_OK && q.section != WIRE_SECTION_SUMMARY && !r->peer->info.is_admin)
         s = kvs_fail(err, KVS_E_DENIED, "section: %u is for the admin socket", q.section);
+    if (s == KVS_OK && q.section == WIRE_SECTION_KEYS && q.ns != WIRE_NONE32)
+        s = peer_ns(r->peer, q.ns, &ns, err);
     if (s != KVS_OK)
         return s;
     w = json_writer_create();
@@ -141,8 +111,8 @@ kvs_status op_watch(request *r, wire_in *in, kvs_err *err)
     wire_get_watch_req(in, &q);
     s = request_parsed(in, err);
     if (s == KVS_OK && (q.reserved != 0 || (q.mask & ~known) != 0))
-        s = kvs_fail(err, KVS_E_INVALID, "mask, reserved: 0x%x and %u, known are 0x%x and 0", q.mask,
-                     q.reserved, known);
+        s = kvs_fail(err, KVS_E_INVALID, "mask, reserved: 0x%x and %u, known are 0x%x and 0", q.mask, q.reserved,
+                     known);
     if (s != KVS_OK)
         return s;
     p->core->n_watchers += (q.mask != 0) - (uint32_t)(p->watch_mask != 0);
@@ -155,8 +125,7 @@ kvs_status op_watch(request *r, wire_in *in, kvs_err *err)
 kvs_status op_ping(request *r, wire_in *in, kvs_err *err)
 {
     if (in->len > CORE_MAX_PING)
-        return kvs_fail(err, KVS_E_LIMIT, "body_len: %zu is above the %d bytes of PING", in->len,
-                        CORE_MAX_PING);
+        return kvs_fail(err, KVS_E_LIMIT, "body_len: %zu is above the %d bytes of PING", in->len, CORE_MAX_PING);
     wire_put_bytes(request_out(r), in->base, in->len);
     return KVS_OK;
 }

@@ -104,8 +104,8 @@ kvs_status op_reserve(request *r, wire_in *in, kvs_err *err)
         return s;
     pool_get_bytes(c->pool, &bytes);
     q.ttl_ms = cut_ttl(c, q.ttl_ms);
-    s = directory_reserve(c->dir, p->tenant, p->conn_id, ns, q.n_ns, keys, q.n_keys, q.max_loads, q.ttl_ms,
-                          c->now_us, tenant_lease_bytes(c->config, p->tenant, bytes.max), &lease, err);
+    s = directory_reserve(c->dir, p->tenant, p->conn_id, ns, q.n_ns, keys, q.n_keys, q.max_loads, q.ttl_ms, c->now_us,
+                          tenant_lease_bytes(c->config, p->tenant, bytes.max), &lease, err);
     if (s != KVS_OK)
         return s;
     if (lease.n_leased > 0 && c->now_us + (uint64_t)lease.ttl_ms * 1000 < c->lease_due_us)
@@ -133,7 +133,7 @@ kvs_status op_release(request *r, wire_in *in, kvs_err *err)
 /* ---- residency ---- */
 
 static kvs_status each_key(request *r, wire_in *in, kvs_err *err,
-                           kvs_status (*f)(directory *d, uint32_t ns, const uint8_t key[32]))
+                           kvs_status (*f)(core *c, uint32_t ns, const uint8_t key[32]))
 {
     const directory_ns *ns;
     wire_keys_req q;
@@ -156,7 +156,7 @@ static kvs_status each_key(request *r, wire_in *in, kvs_err *err,
     rep.n = q.n;
     o->len = WIRE_key_rep_BYTES;
     for (uint32_t i = 0; i < q.n; i++) {
-        kvs_status k = f(r->peer->core->dir, q.ns, keys + (size_t)i * WIRE_KEY_BYTES);
+        kvs_status k = f(r->peer->core, q.ns, keys + (size_t)i * WIRE_KEY_BYTES);
 
         rep.n_ok += k == KVS_OK;
         wire_put_u32(o, k);
@@ -167,19 +167,50 @@ static kvs_status each_key(request *r, wire_in *in, kvs_err *err,
     return rep.n_ok == rep.n ? KVS_OK : KVS_E_PARTIAL;
 }
 
+static kvs_status pin_key(core *c, uint32_t ns, const uint8_t key[32])
+{
+    return directory_pin(c->dir, ns, key);
+}
+
+static kvs_status unpin_key(core *c, uint32_t ns, const uint8_t key[32])
+{
+    return directory_unpin(c->dir, ns, key);
+}
+
+/* Gone means gone: a copy that is kept on a device may not be found either. */
+static kvs_status drop_key(core *c, uint32_t ns, const uint8_t key[32])
+{
+    kvs_status s = directory_drop(c->dir, ns, key);
+    bool there = false;
+
+    if (s == KVS_E_BUSY)
+        return s;
+    for (region *g = c->regions; g; g = g->next)
+        if (g->ns == ns && region_forget(g, key))
+            there = true;
+    return there ? KVS_OK : s;
+}
+
 kvs_status op_pin(request *r, wire_in *in, kvs_err *err)
 {
-    return each_key(r, in, err, directory_pin);
+    return each_key(r, in, err, pin_key);
 }
 
 kvs_status op_unpin(request *r, wire_in *in, kvs_err *err)
 {
-    return each_key(r, in, err, directory_unpin);
+    return each_key(r, in, err, unpin_key);
 }
 
 kvs_status op_drop(request *r, wire_in *in, kvs_err *err)
 {
-    return each_key(r, in, err, directory_drop);
+    return each_key(r, in, err, drop_key);
+}
+
+static void reset_regions(core *c, uint32_t tenant, uint32_t ns)
+{
+    for (region *g = c->regions; g; g = g->next)
+        if (tenant_may(tenant, g->tenant) && (ns == WIRE_NONE32 || g->ns == ns))
+            region_forget_all(g);
 }
 
 kvs_status op_reset(request *r, wire_in *in, kvs_err *err)
@@ -193,13 +224,13 @@ kvs_status op_reset(request *r, wire_in *in, kvs_err *err)
     wire_get_reset_req(in, &q);
     s = request_parsed(in, err);
     if (s == KVS_OK && (q.flags & ~(uint32_t)WIRE_RESET_PINNED) != 0)
-        s = kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has unknown bits, known are 0x%x", q.flags,
-                     WIRE_RESET_PINNED);
+        s = kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has unknown bits, known are 0x%x", q.flags, WIRE_RESET_PINNED);
     if (s == KVS_OK && q.ns != WIRE_NONE32)
         s = peer_ns(r->peer, q.ns, &ns, err);
     if (s != KVS_OK)
         return s;
     directory_reset(r->peer->core->dir, r->peer->tenant, q.ns, (q.flags & WIRE_RESET_PINNED) != 0, &res);
+    reset_regions(r->peer->core, r->peer->tenant, q.ns);
     r->peer->core->step_due = true;
     rep = (wire_reset_rep){res.dropped, res.aborted, res.kept, res.leases};
     wire_put_reset_rep(request_out(r), &rep);

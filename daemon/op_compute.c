@@ -102,7 +102,7 @@ static void compute_overdue(request *r, bool untouched)
     (void)each_call(x, request_out(r));
 }
 
-static const request_ops compute_ops = {compute_stop, compute_overdue, false};
+static const request_ops compute_ops = {compute_stop, compute_overdue};
 
 static void all_back(compute *x, const kvs_err *err)
 {
@@ -154,15 +154,15 @@ static void compute_done(work *w)
 
 /* [T][h][n] with byte strides: does the last byte lie inside?  64-bit values from the wire, 128-bit
  * arithmetic. */
-static kvs_status check_extent(const region *scratch, const char *field, uint32_t call, uint64_t offset,
-                               uint64_t rows, uint64_t row_stride, uint64_t heads, uint64_t head_stride,
-                               uint64_t bytes, uint64_t align, kvs_err *err)
+static kvs_status check_extent(const region *scratch, const char *field, uint32_t call, uint64_t offset, uint64_t rows,
+                               uint64_t row_stride, uint64_t heads, uint64_t head_stride, uint64_t bytes,
+                               uint64_t align, kvs_err *err)
 {
     unsigned __int128 end = offset;
 
     if (offset % align != 0 || row_stride % align != 0 || head_stride % align != 0)
-        return kvs_fail(err, KVS_E_INVALID, "call %u: %s: offset and strides must be multiples of %" PRIu64,
-                        call, field, align);
+        return kvs_fail(err, KVS_E_INVALID, "call %u: %s: offset and strides must be multiples of %" PRIu64, call,
+                        field, align);
     if (rows == 0 || heads == 0)
         return KVS_OK;
     end += (unsigned __int128)(rows - 1) * row_stride;
@@ -190,16 +190,22 @@ static kvs_status check_plane(const region *g, uint32_t plane, uint32_t call, kv
     uint32_t format;
 
     if (plane >= g->map->n_planes)
-        return kvs_fail(err, KVS_E_RANGE, "call %u: plane: %u is not below %u", call, plane,
-                        g->map->n_planes);
+        return kvs_fail(err, KVS_E_RANGE, "call %u: plane: %u is not below %u", call, plane, g->map->n_planes);
     format = g->map->planes[plane].format;
     if (format != KVS_FORMAT_mla_bf16 && format != KVS_FORMAT_mla_fp16)
-        return kvs_fail(err, KVS_E_UNSUPPORTED, "call %u: plane %u: format %s has no kernel here", call,
-                        plane, kvs_format_name(format));
+        return kvs_fail(err, KVS_E_UNSUPPORTED, "call %u: plane %u: format %s has no kernel here", call, plane,
+                        kvs_format_name(format));
     return KVS_OK;
 }
 
 /* ---- what both need ---- */
+
+static kvs_status check_count(const core *c, const char *field, uint32_t n, kvs_err *err)
+{
+    if (n < 1 || n > core_max_keys(c))
+        return kvs_fail(err, KVS_E_LIMIT, "%s: %u is outside 1..%u", field, n, core_max_keys(c));
+    return KVS_OK;
+}
 
 static void use_slot(compute *x, uint32_t slot)
 {
@@ -207,8 +213,8 @@ static void use_slot(compute *x, uint32_t slot)
         x->used[x->n_used++] = slot;
 }
 
-static kvs_status make_compute(request *r, region_seat *seat, bool is_write, uint32_t n_jobs,
-                               uint32_t n_calls, uint64_t most_slots, compute **ret, kvs_err *err)
+static kvs_status make_compute(request *r, region_seat *seat, bool is_write, uint32_t n_jobs, uint32_t n_calls,
+                               uint64_t most_slots, compute **ret, kvs_err *err)
 {
     compute *x = request_alloc(r, 1, sizeof(*x));
 
@@ -259,8 +265,10 @@ static kvs_status check_write(peer *p, const wire_write_req *q, const directory_
 
     if (s == KVS_OK)
         s = counter_check_signal(q->signal_counter, q->signal_value, err);
-    if (s == KVS_OK && q->n_calls < 1)
-        s = kvs_fail(err, KVS_E_INVALID, "n_calls: 0 is below 1");
+    if (s == KVS_OK)
+        s = check_count(p->core, "n_tokens", q->n_tokens, err);
+    if (s == KVS_OK)
+        s = check_count(p->core, "n_calls", q->n_calls, err);
     if (s == KVS_OK)
         s = peer_ns(p, q->ns, ns, err);
     if (s == KVS_OK)
@@ -268,8 +276,7 @@ static kvs_status check_write(peer *p, const wire_write_req *q, const directory_
     return s;
 }
 
-static kvs_status read_mapping(compute *x, const uint8_t *array, uint32_t n, const int64_t **ret,
-                               kvs_err *err)
+static kvs_status read_mapping(compute *x, const uint8_t *array, uint32_t n, const int64_t **ret, kvs_err *err)
 {
     const region *g = x->seat->region;
     uint64_t tokens = g->map->tokens_per_block, end = g->n_slots * tokens;
@@ -284,21 +291,20 @@ static kvs_status read_mapping(compute *x, const uint8_t *array, uint32_t n, con
         if (mapping[i] < 0)
             continue;
         if ((uint64_t)mapping[i] >= end)
-            return kvs_fail(err, KVS_E_RANGE, "slot_mapping[%u]: %" PRId64 " is not below %" PRIu64, i,
-                            mapping[i], end);
+            return kvs_fail(err, KVS_E_RANGE, "slot_mapping[%u]: %" PRId64 " is not below %" PRIu64, i, mapping[i],
+                            end);
         s = region_may_write(x->seat, (uint32_t)((uint64_t)mapping[i] / tokens));
         if (s != KVS_OK)
-            return kvs_fail(
-                err, s, "slot_mapping[%u]: %" PRId64 ": slot %" PRIu64 " is not private to this client: %s",
-                i, mapping[i], (uint64_t)mapping[i] / tokens, kvs_status_text(s));
+            return kvs_fail(err, s, "slot_mapping[%u]: %" PRId64 ": slot %" PRIu64 " is not private to this client: %s",
+                            i, mapping[i], (uint64_t)mapping[i] / tokens, kvs_status_text(s));
         use_slot(x, (uint32_t)((uint64_t)mapping[i] / tokens));
     }
     *ret = mapping;
     return KVS_OK;
 }
 
-static kvs_status add_write(compute *x, uint32_t i, const wire_write_call *w, uint32_t n_tokens,
-                            const int64_t *mapping, kvs_err *err)
+static kvs_status add_write(compute *x, uint32_t i, const wire_write_call *w, uint32_t n_tokens, const int64_t *mapping,
+                            kvs_err *err)
 {
     region_seat *scratch = NULL;
     kvs_mla_write_args *a = &x->write_calls[i].args.write;
@@ -307,15 +313,14 @@ static kvs_status add_write(compute *x, uint32_t i, const wire_write_call *w, ui
     if (s == KVS_OK)
         s = find_scratch(x->request->peer, w->scratch, i, &scratch, err);
     if (s == KVS_OK && n_tokens > 1 && (w->kv_c_stride < LATENT_BYTES || w->k_pe_stride < ROPE_BYTES))
-        s = kvs_fail(err, KVS_E_INVALID,
-                     "call %u: strides: %" PRIu64 " and %" PRIu64 " are below rows of %d and %d", i,
+        s = kvs_fail(err, KVS_E_INVALID, "call %u: strides: %" PRIu64 " and %" PRIu64 " are below rows of %d and %d", i,
                      w->kv_c_stride, w->k_pe_stride, LATENT_BYTES, ROPE_BYTES);
     if (s == KVS_OK)
-        s = check_extent(scratch->region, "kv_c", i, w->kv_c_offset, n_tokens, w->kv_c_stride, 1, 0,
-                         LATENT_BYTES, ELEMENT, err);
+        s = check_extent(scratch->region, "kv_c", i, w->kv_c_offset, n_tokens, w->kv_c_stride, 1, 0, LATENT_BYTES,
+                         ELEMENT, err);
     if (s == KVS_OK)
-        s = check_extent(scratch->region, "k_pe", i, w->k_pe_offset, n_tokens, w->k_pe_stride, 1, 0,
-                         ROPE_BYTES, ELEMENT, err);
+        s = check_extent(scratch->region, "k_pe", i, w->k_pe_offset, n_tokens, w->k_pe_stride, 1, 0, ROPE_BYTES,
+                         ELEMENT, err);
     if (s != KVS_OK)
         return s;
     x->scratches[i] = scratch;
@@ -332,8 +337,8 @@ static kvs_status add_write(compute *x, uint32_t i, const wire_write_call *w, ui
     return KVS_OK;
 }
 
-static kvs_status add_writes(compute *x, const wire_write_req *q, const uint8_t *calls,
-                             const int64_t *mapping, kvs_err *err)
+static kvs_status add_writes(compute *x, const wire_write_req *q, const uint8_t *calls, const int64_t *mapping,
+                             kvs_err *err)
 {
     wire_in in = {calls, 0, (size_t)q->n_calls * WIRE_write_call_BYTES, false};
 
@@ -370,8 +375,6 @@ kvs_status op_write(request *r, wire_in *in, kvs_err *err)
     if (s == KVS_OK)
         s = check_write(r->peer, &q, &ns, &seat, err);
     if (s == KVS_OK)
-        s = request_charge(r, (uint64_t)q.n_tokens * q.n_calls * (LATENT_BYTES + ROPE_BYTES), err);
-    if (s == KVS_OK)
         s = make_compute(r, seat, true, 1, q.n_calls, q.n_tokens, &x, err);
     if (s == KVS_OK)
         s = read_mapping(x, array, q.n_tokens, &mapping, err);
@@ -407,11 +410,16 @@ static kvs_status check_decode(peer *p, const wire_decode_req *q, const director
     kvs_status s;
 
     if (q->s_q < 1 || q->s_q > KVS_MLA_MAX_SQ)
-        return kvs_fail(err, KVS_E_RANGE, "s_q: %u is outside 1..%d", q->s_q, KVS_MLA_MAX_SQ);
+        return kvs_fail(err, KVS_E_LIMIT, "s_q: %u is outside 1..%d", q->s_q, KVS_MLA_MAX_SQ);
     if (q->h_q < 1 || q->h_q > KVS_MLA_MAX_HEADS)
-        return kvs_fail(err, KVS_E_RANGE, "h_q: %u is outside 1..%d", q->h_q, KVS_MLA_MAX_HEADS);
-    if (q->n_calls < 1)
-        return kvs_fail(err, KVS_E_INVALID, "n_calls: 0 is below 1");
+        return kvs_fail(err, KVS_E_LIMIT, "h_q: %u is outside 1..%d", q->h_q, KVS_MLA_MAX_HEADS);
+    s = check_count(p->core, "n_seqs", q->n_seqs, err);
+    if (s == KVS_OK)
+        s = check_count(p->core, "n_calls", q->n_calls, err);
+    if (s != KVS_OK)
+        return s;
+    if (q->table_width < 1)
+        return kvs_fail(err, KVS_E_LIMIT, "table_width: 0 is below 1");
     if ((q->flags & ~(uint32_t)WIRE_DECODE_FIXED_SPLIT) != 0)
         return kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has unknown bits, known are 0x%x", q->flags,
                         WIRE_DECODE_FIXED_SPLIT);
@@ -421,8 +429,8 @@ static kvs_status check_decode(peer *p, const wire_decode_req *q, const director
     return s;
 }
 
-static kvs_status read_row(compute *x, const wire_decode_req *q, const uint8_t *table, uint32_t i,
-                           decode_tables *t, kvs_err *err)
+static kvs_status read_row(compute *x, const wire_decode_req *q, const uint8_t *table, uint32_t i, decode_tables *t,
+                           kvs_err *err)
 {
     const region *g = x->seat->region;
     uint64_t tokens = g->map->tokens_per_block, most = q->table_width * tokens;
@@ -439,13 +447,12 @@ static kvs_status read_row(compute *x, const wire_decode_req *q, const uint8_t *
         if (k >= n)
             continue; /* never read */
         if (t->block_table[at + k] < 0 || (uint32_t)t->block_table[at + k] >= g->n_slots)
-            return kvs_fail(err, KVS_E_RANGE, "block_table[%u][%u]: %d is outside 0..%u", i, k,
-                            t->block_table[at + k], g->n_slots - 1);
+            return kvs_fail(err, KVS_E_RANGE, "block_table[%u][%u]: %d is outside 0..%u", i, k, t->block_table[at + k],
+                            g->n_slots - 1);
         s = region_may_read(x->seat, (uint32_t)t->block_table[at + k]);
-        if (s != KVS_OK) /* not held counts as out of the caller's range */
-            return kvs_fail(err, s == KVS_E_STATE ? KVS_E_RANGE : s, "block_table[%u][%u]: slot %d: %s", i, k,
-                            t->block_table[at + k],
-                            s == KVS_E_STATE ? "not held by this client" : kvs_status_text(s));
+        if (s != KVS_OK)
+            return kvs_fail(err, s, "block_table[%u][%u]: slot %d is not held by this client: %s", i, k,
+                            t->block_table[at + k], kvs_status_text(s));
         use_slot(x, (uint32_t)t->block_table[at + k]);
     }
     return KVS_OK;
@@ -469,19 +476,19 @@ static kvs_status read_tables(compute *x, const wire_decode_req *q, const uint8_
     return KVS_OK;
 }
 
-static kvs_status check_operands(const region *sc, uint32_t i, const wire_decode_call *d,
-                                 const wire_decode_req *q, kvs_err *err)
+static kvs_status check_operands(const region *sc, uint32_t i, const wire_decode_call *d, const wire_decode_req *q,
+                                 kvs_err *err)
 {
     uint64_t rows = (uint64_t)q->n_seqs * q->s_q;
-    kvs_status s = check_extent(sc, "q_nope", i, d->q_nope_offset, rows, d->q_nope_token, q->h_q,
-                                d->q_nope_head, LATENT_BYTES, ELEMENT, err);
+    kvs_status s = check_extent(sc, "q_nope", i, d->q_nope_offset, rows, d->q_nope_token, q->h_q, d->q_nope_head,
+                                LATENT_BYTES, ELEMENT, err);
 
     if (s == KVS_OK)
-        s = check_extent(sc, "q_pe", i, d->q_pe_offset, rows, d->q_pe_token, q->h_q, d->q_pe_head, ROPE_BYTES,
-                         ELEMENT, err);
+        s = check_extent(sc, "q_pe", i, d->q_pe_offset, rows, d->q_pe_token, q->h_q, d->q_pe_head, ROPE_BYTES, ELEMENT,
+                         err);
     if (s == KVS_OK)
-        s = check_extent(sc, "out", i, d->out_offset, rows, d->out_token, q->h_q, d->out_head, LATENT_BYTES,
-                         ELEMENT, err);
+        s = check_extent(sc, "out", i, d->out_offset, rows, d->out_token, q->h_q, d->out_head, LATENT_BYTES, ELEMENT,
+                         err);
     if (s == KVS_OK)
         s = check_extent(sc, "lse", i, d->lse_offset, rows, d->lse_token, q->h_q, d->lse_head, sizeof(float),
                          sizeof(float), err);
@@ -495,7 +502,7 @@ static kvs_status check_call(const compute *x, uint32_t i, const wire_decode_cal
     if (s == KVS_OK)
         s = counter_check_signal(d->signal_counter, d->signal_value, err);
     if (s == KVS_OK && d->parts > KVS_MLA_MAX_PARTS)
-        s = kvs_fail(err, KVS_E_RANGE, "call %u: parts: %u is outside 0..%d", i, d->parts, KVS_MLA_MAX_PARTS);
+        s = kvs_fail(err, KVS_E_LIMIT, "call %u: parts: %u is outside 0..%d", i, d->parts, KVS_MLA_MAX_PARTS);
     if (s == KVS_OK && !isfinite(d->sm_scale))
         s = kvs_fail(err, KVS_E_INVALID, "call %u: sm_scale: %g is not finite", i, (double)d->sm_scale);
     if (s == KVS_OK)
@@ -542,14 +549,13 @@ static kvs_status add_decode(compute *x, uint32_t i, const wire_decode_call *d, 
     cj->job.calls = &cj->call;
     cj->job.n_calls = 1;
     job_init(&cj->job.job, compute_done);
-    job_fill(&cj->job.job, x->request->peer, d->after_counter, d->after_value, d->signal_counter,
-             d->signal_value);
+    job_fill(&cj->job.job, x->request->peer, d->after_counter, d->after_value, d->signal_counter, d->signal_value);
     cj->job.job.signal_by_worker = true;
     return KVS_OK;
 }
 
-static kvs_status add_decodes(compute *x, const wire_decode_req *q, const uint8_t *calls,
-                              const decode_tables *t, kvs_err *err)
+static kvs_status add_decodes(compute *x, const wire_decode_req *q, const uint8_t *calls, const decode_tables *t,
+                              kvs_err *err)
 {
     wire_in in = {calls, 0, (size_t)q->n_calls * WIRE_decode_call_BYTES, false};
 
@@ -563,15 +569,6 @@ static kvs_status add_decodes(compute *x, const wire_decode_req *q, const uint8_
             return s;
     }
     return KVS_OK;
-}
-
-/* Query, output and LSE bytes of all calls; the tables are charged as the body they came in. */
-static uint64_t decode_bytes(const wire_decode_req *q, uint32_t body_len)
-{
-    unsigned __int128 n = (unsigned __int128)q->n_seqs * q->s_q * q->h_q * q->n_calls;
-
-    n = n * (2 * LATENT_BYTES + ROPE_BYTES + sizeof(float)) + body_len;
-    return n > UINT64_MAX ? UINT64_MAX : (uint64_t)n;
 }
 
 kvs_status op_decode(request *r, wire_in *in, kvs_err *err)
@@ -591,8 +588,6 @@ kvs_status op_decode(request *r, wire_in *in, kvs_err *err)
     s = request_parsed(in, err);
     if (s == KVS_OK)
         s = check_decode(r->peer, &q, &ns, &seat, err);
-    if (s == KVS_OK)
-        s = request_charge(r, decode_bytes(&q, r->frame->head.body_len), err);
     if (s == KVS_OK)
         s = make_compute(r, seat, false, q.n_calls, q.n_calls, (uint64_t)q.n_seqs * q.table_width, &x, err);
     if (s == KVS_OK)

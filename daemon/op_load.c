@@ -52,12 +52,15 @@ static void forget_block(const load *l, uint32_t i)
 }
 
 /* The slot that the daemon took gets its key; if another load was faster, its slot is given instead. */
-static void share_chosen(load *l, load_item *it, const uint8_t *key, uint32_t depth)
+static void share_chosen(load *l, load_item *it, const uint8_t *key)
 {
+    const pool_row *row = pool_row_of(l->request->peer->core->pool, it->host);
     region *g = l->seat->region;
     uint32_t other;
 
-    if (!region_share(l->seat, it->slot, key, depth)) {
+    if (row->state != POOL_READY) { /* a RESET or DROP came while it was copied */
+        region_share_orphan(l->seat, it->slot, key, row->depth);
+    } else if (!region_share(l->seat, it->slot, key, row->depth)) {
         other = region_find(g, key);
         (void)region_drop(l->seat, it->slot, g->slots[it->slot].gen);
         it->slot = other;
@@ -68,7 +71,7 @@ static void share_chosen(load *l, load_item *it, const uint8_t *key, uint32_t de
     it->flags |= WIRE_LOADED_SHARED;
 }
 
-static void rest_slot(load *l, uint32_t i, uint32_t depth, bool wanted, bool started)
+static void rest_slot(load *l, uint32_t i, bool wanted, bool started)
 {
     load_item *it = &l->items[i];
     region *g = l->seat->region;
@@ -78,7 +81,7 @@ static void rest_slot(load *l, uint32_t i, uint32_t depth, bool wanted, bool sta
     if (started)
         g->use[used].bad = it->status != KVS_OK;
     if (it->chosen && it->status == KVS_OK && wanted)
-        share_chosen(l, it, key_of(l, i), depth);
+        share_chosen(l, it, key_of(l, i));
     else if (it->chosen)
         (void)region_drop(l->seat, used, g->slots[used].gen);
     region_rest(g, used);
@@ -107,13 +110,12 @@ static void settle(load *l, bool wanted, bool started)
     l->settled = true;
     for (uint32_t k = 0; k < l->job.n_items; k++) {
         load_item *it = &l->items[l->of[k]];
-        uint32_t depth = pool_row_of(c->pool, it->host)->depth;
 
         it->status = l->job.items[k].status;
         core_note_status(c, it->status);
+        rest_slot(l, l->of[k], wanted && c->lost == KVS_OK, started);
         if (it->status == KVS_E_CORRUPT || it->status == KVS_E_DEVICE)
             forget_block(l, l->of[k]);
-        rest_slot(l, l->of[k], depth, wanted && c->lost == KVS_OK, started);
         rest_host(l, it);
     }
     l->seat->users--;
@@ -186,7 +188,7 @@ static void load_overdue(request *r, bool untouched)
     (void)put_items(l, request_out(r));
 }
 
-static const request_ops load_ops = {load_stop, load_overdue, false};
+static const request_ops load_ops = {load_stop, load_overdue};
 
 static void load_done(work *w)
 {
@@ -276,8 +278,7 @@ static kvs_status hold_keys(load *l, const wire_load_req *q, kvs_err *err)
         if (s != KVS_OK)
             return s;
         for (uint32_t i = 0; i < l->n; i++)
-            memcpy(keys + (size_t)i * WIRE_KEY_BYTES, pool_row_of(p->core->pool, host[i])->key,
-                   WIRE_KEY_BYTES);
+            memcpy(keys + (size_t)i * WIRE_KEY_BYTES, pool_row_of(p->core->pool, host[i])->key, WIRE_KEY_BYTES);
     } else {
         if (l->n > 0)
             memcpy(keys, l->keys, (size_t)l->n * WIRE_KEY_BYTES);
@@ -325,8 +326,7 @@ static kvs_status read_slots(load *l, const uint8_t *refs, kvs_err *err)
         it->slot = wire_at_u32(refs, 2 * (size_t)i);
         it->gen = wire_at_u32(refs, 2 * (size_t)i + 1);
         if (it->slot == WIRE_NONE32 && !g->slots)
-            return kvs_fail(err, KVS_E_INVALID,
-                            "slot[%u]: none, but the daemon chooses in its own regions only", i);
+            return kvs_fail(err, KVS_E_INVALID, "slot[%u]: none, but the daemon chooses in its own regions only", i);
         if (it->slot == WIRE_NONE32)
             continue;
         if (it->slot >= g->n_slots)
@@ -337,8 +337,7 @@ static kvs_status read_slots(load *l, const uint8_t *refs, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status check_load(peer *p, const wire_load_req *q, const directory_ns **ns, region_seat **seat,
-                             kvs_err *err)
+static kvs_status check_load(peer *p, const wire_load_req *q, const directory_ns **ns, region_seat **seat, kvs_err *err)
 {
     kvs_status s = counter_check_after(q->after_counter, q->after_value, err);
 
@@ -346,9 +345,10 @@ static kvs_status check_load(peer *p, const wire_load_req *q, const directory_ns
         s = counter_check_signal(q->signal_counter, q->signal_value, err);
     if (s == KVS_OK && q->reserved != 0)
         s = kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q->reserved);
+    if (s == KVS_OK && !(q->flags & WIRE_LOAD_BY_LEASE) && q->lease_first != 0)
+        s = kvs_fail(err, KVS_E_INVALID, "lease_first: %u is not 0 without a lease", q->lease_first);
     if (s == KVS_OK && (q->flags & ~(uint32_t)WIRE_LOAD_BY_LEASE) != 0)
-        s = kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has unknown bits, known are 0x%x", q->flags,
-                     WIRE_LOAD_BY_LEASE);
+        s = kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has unknown bits, known are 0x%x", q->flags, WIRE_LOAD_BY_LEASE);
     if (s == KVS_OK && q->n > core_max_keys(p->core))
         s = kvs_fail(err, KVS_E_LIMIT, "n: %u is above %u", q->n, core_max_keys(p->core));
     if (s == KVS_OK)
@@ -384,8 +384,7 @@ static void submit(load *l, const wire_load_req *q)
     bool all = true;
 
     job_init(&l->job.job, load_done);
-    job_fill(&l->job.job, l->request->peer, q->after_counter, q->after_value, q->signal_counter,
-             q->signal_value);
+    job_fill(&l->job.job, l->request->peer, q->after_counter, q->after_value, q->signal_counter, q->signal_value);
     for (uint32_t i = 0; i < l->n; i++)
         all = all && l->items[i].status == KVS_OK;
     l->job.job.signal_by_worker = all; /* else the loop adds the error word */

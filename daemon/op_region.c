@@ -96,8 +96,8 @@ static kvs_status join_pieces(making *m, kvs_err *err)
         g->bytes += bytes;
     }
     if (!g->imported && g->bytes < m->bytes)
-        return kvs_fail(err, KVS_E_RANGE, "region: its pieces have %" PRIu64 " bytes, %" PRIu64 " are needed",
-                        g->bytes, m->bytes);
+        return kvs_fail(err, KVS_E_RANGE, "region: its pieces have %" PRIu64 " bytes, %" PRIu64 " are needed", g->bytes,
+                        m->bytes);
     return KVS_OK;
 }
 
@@ -109,8 +109,7 @@ static kvs_status check_import_bytes(const making *m, kvs_err *err)
     /* Again: another import of this client may have come back first. */
     if (m->region->bytes > most || p->import_bytes > most - m->region->bytes)
         return kvs_fail(err, KVS_E_LIMIT,
-                        "device.max_import_bytes: %" PRIu64 " imported and %" PRIu64
-                        " more are above %" PRIu64,
+                        "device.max_import_bytes: %" PRIu64 " imported and %" PRIu64 " more are above %" PRIu64,
                         p->import_bytes, m->region->bytes, most);
     return KVS_OK;
 }
@@ -205,11 +204,10 @@ static kvs_status check_same(const region *g, uint32_t ns, uint32_t kind, uint32
                              kvs_err *err)
 {
     if (g->kind != kind || g->ns != ns)
-        return kvs_fail(err, KVS_E_INVALID, "token: its region is of kind %u and namespace %u, not %u and %u",
-                        g->kind, g->ns, kind, ns);
+        return kvs_fail(err, KVS_E_INVALID, "token: its region is of kind %u and namespace %u, not %u and %u", g->kind,
+                        g->ns, kind, ns);
     if ((n_slots != 0 && n_slots != g->n_slots) || (bytes != 0 && bytes > g->bytes))
-        return kvs_fail(err, KVS_E_INVALID,
-                        "token: its region has %u slots and %" PRIu64 " bytes, not %u and %" PRIu64,
+        return kvs_fail(err, KVS_E_INVALID, "token: its region has %u slots and %" PRIu64 " bytes, not %u and %" PRIu64,
                         g->n_slots, g->bytes, n_slots, bytes);
     return KVS_OK;
 }
@@ -303,20 +301,19 @@ static void nothing_known(request *r, bool untouched)
     (void)untouched;
 }
 
-static const request_ops making_ops = {making_stop, nothing_known, false};
+static const request_ops making_ops = {making_stop, nothing_known};
 
 /* ---- admission ---- */
 
-static kvs_status check_geometry(peer *p, uint32_t ns, uint32_t kind, uint32_t dev, uint32_t n_slots,
-                                 uint64_t bytes, const directory_ns **ret_ns, kvs_err *err)
+static kvs_status check_geometry(peer *p, uint32_t ns, uint32_t kind, uint32_t dev, uint32_t n_slots, uint64_t bytes,
+                                 const directory_ns **ret_ns, kvs_err *err)
 {
     *ret_ns = NULL;
     if (dev != 0)
         return kvs_fail(err, KVS_E_RANGE, "device: %u is not below 1", dev);
     if (kind == WIRE_REGION_SCRATCH) {
         if (ns != WIRE_NONE32 || n_slots != 0)
-            return kvs_fail(err, KVS_E_INVALID, "ns, n_slots: %u and %u, scratch has none and 0", ns,
-                            n_slots);
+            return kvs_fail(err, KVS_E_INVALID, "ns, n_slots: %u and %u, scratch has none and 0", ns, n_slots);
         if (bytes < 1)
             return kvs_fail(err, KVS_E_INVALID, "bytes: 0 bytes of scratch");
         return KVS_OK;
@@ -347,8 +344,8 @@ static kvs_status check_places(const peer *p, kvs_err *err)
 }
 
 /* Everything but the memory.  On failure nothing is left. */
-static kvs_status prepare(request *r, making_kind kind, const directory_ns *ns, uint32_t ns_id,
-                          uint32_t n_slots, uint64_t bytes, making **ret, kvs_err *err)
+static kvs_status prepare(request *r, making_kind kind, const directory_ns *ns, uint32_t ns_id, uint32_t n_slots,
+                          uint64_t bytes, making **ret, kvs_err *err)
 {
     peer *p = r->peer;
     core *c = p->core;
@@ -366,8 +363,7 @@ static kvs_status prepare(request *r, making_kind kind, const directory_ns *ns, 
     m->import.fds = m->fds;
     m->closer = closer_create(p, imported, imported ? 0 : bytes);
     if (m->closer)
-        s = region_create(&m->region, ns ? WIRE_REGION_SLOTS : WIRE_REGION_SCRATCH, imported, n_slots,
-                          c->seed);
+        s = region_create(&m->region, ns ? WIRE_REGION_SLOTS : WIRE_REGION_SCRATCH, imported, n_slots, c->seed);
     if (s == KVS_OK)
         s = region_sit(m->region, &m->seat);
     if (s == KVS_OK && getrandom(m->region->token, WIRE_TOKEN_BYTES, 0) != WIRE_TOKEN_BYTES)
@@ -419,8 +415,8 @@ kvs_status op_region_create(request *r, wire_in *in, kvs_err *err)
         return s;
     bytes = ns ? q.n_slots * ns->slot_bytes : q.bytes;
     if (ns && q.bytes != 0 && q.bytes != bytes)
-        return kvs_fail(err, KVS_E_INVALID, "bytes: %" PRIu64 " is neither 0 nor %u slots of %" PRIu64,
-                        q.bytes, q.n_slots, ns->slot_bytes);
+        return kvs_fail(err, KVS_E_INVALID, "bytes: %" PRIu64 " is neither 0 nor %u slots of %" PRIu64, q.bytes,
+                        q.n_slots, ns->slot_bytes);
     s = check_places(r->peer, err);
     if (s == KVS_OK)
         s = check_region_bytes(r->peer->core, bytes, err);
@@ -442,8 +438,8 @@ static kvs_status read_entries(making *m, const wire_region_attach_req *q, const
     return request_room(m->request, WIRE_region_rep_BYTES + (uint64_t)q->n_entries * 4, err);
 }
 
-static kvs_status reoffer(request *r, const wire_region_attach_req *q, const directory_ns *ns,
-                          const uint8_t *array, kvs_err *err)
+static kvs_status reoffer(request *r, const wire_region_attach_req *q, const directory_ns *ns, const uint8_t *array,
+                          kvs_err *err)
 {
     uint64_t bytes = ns ? q->n_slots * ns->slot_bytes : q->bytes;
     making *m = NULL;
@@ -473,8 +469,7 @@ static kvs_status attach_by_token(request *r, const wire_region_attach_req *q, k
     kvs_status s;
 
     if (r->frame->head.n_fds != 0 || q->n_entries != 0)
-        return kvs_fail(err, KVS_E_INVALID,
-                        "mode: 0 (token) goes without descriptors and entries, %u and %u came",
+        return kvs_fail(err, KVS_E_INVALID, "mode: 0 (token) goes without descriptors and entries, %u and %u came",
                         r->frame->head.n_fds, q->n_entries);
     if (!g)
         return kvs_fail(err, KVS_E_NOT_FOUND, "token: no region of this tenant has it");
@@ -501,6 +496,8 @@ kvs_status op_region_attach(request *r, wire_in *in, kvs_err *err)
     if (q.mode != WIRE_ATTACH_REOFFER)
         return kvs_fail(err, KVS_E_INVALID, "mode: %u is neither token (0) nor re-offer (1)", q.mode);
     s = check_geometry(r->peer, q.ns, q.kind, q.device, q.n_slots, q.bytes, &ns, err);
+    if (s == KVS_OK && q.n_entries > q.n_slots)
+        s = kvs_fail(err, KVS_E_INVALID, "n_entries: %u is above n_slots %u", q.n_entries, q.n_slots);
     return s == KVS_OK ? reoffer(r, &q, ns, array, err) : s;
 }
 
@@ -547,8 +544,7 @@ kvs_status op_region_import(request *r, wire_in *in, kvs_err *err)
     m->n_maps = q.n_maps;
     m->import.memory = q.memory;
     m->import.max_bytes = (uint64_t)r->peer->core->config->device_max_import_bytes;
-    m->import.max_bytes -=
-        m->import.max_bytes < r->peer->import_bytes ? m->import.max_bytes : r->peer->import_bytes;
+    m->import.max_bytes -= m->import.max_bytes < r->peer->import_bytes ? m->import.max_bytes : r->peer->import_bytes;
     return launch(m, err);
 }
 
@@ -606,8 +602,7 @@ kvs_status op_slot_take(request *r, wire_in *in, kvs_err *err)
     if (s == KVS_OK && !seat->region->slots)
         s = kvs_fail(err, KVS_E_INVALID, "region: %u has no slots to take", q.region);
     if (s == KVS_OK && q.n > seat->region->n_slots)
-        s = kvs_fail(err, KVS_E_RANGE, "n: %u is above the %u slots of the region", q.n,
-                     seat->region->n_slots);
+        s = kvs_fail(err, KVS_E_RANGE, "n: %u is above the %u slots of the region", q.n, seat->region->n_slots);
     if (s == KVS_OK && q.n > region_available(seat->region))
         s = kvs_fail(err, KVS_E_NO_SPACE, "n: %u of %u slots, %u are free or may be evicted", q.n,
                      seat->region->n_slots, region_available(seat->region));
@@ -680,7 +675,7 @@ static void dropping_done(work *w)
     core_rest(c);
 }
 
-static const request_ops dropping_ops = {dropping_stop, nothing_known, false};
+static const request_ops dropping_ops = {dropping_stop, nothing_known};
 
 static kvs_status submit_drop(dropping *d, const wire_slot_drop_req *q, kvs_err *err)
 {
@@ -703,6 +698,8 @@ static kvs_status check_drop(peer *p, const wire_slot_drop_req *q, region_seat *
 
     if (s == KVS_OK && q->reserved != 0)
         s = kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q->reserved);
+    if (s == KVS_OK && q->n > core_max_keys(p->core))
+        s = kvs_fail(err, KVS_E_LIMIT, "n: %u is above %u", q->n, core_max_keys(p->core));
     if (s == KVS_OK)
         s = peer_seat(p, q->region, seat, err);
     if (s == KVS_OK && !(*seat)->region->slots)
@@ -734,8 +731,7 @@ kvs_status op_slot_drop(request *r, wire_in *in, kvs_err *err)
     d->seat = seat;
     d->n = q.n;
     for (uint32_t i = 0; i < q.n; i++)
-        d->refs[i] =
-            (wire_slot_ref){wire_at_u32(array, 2 * (size_t)i), wire_at_u32(array, 2 * (size_t)i + 1)};
+        d->refs[i] = (wire_slot_ref){wire_at_u32(array, 2 * (size_t)i), wire_at_u32(array, 2 * (size_t)i + 1)};
     r->ext = d;
     return q.after_counter == WIRE_NONE32 ? drop_slots(d) : submit_drop(d, &q, err);
 }

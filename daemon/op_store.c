@@ -16,7 +16,7 @@ typedef struct store {
     mover_job job; /* first */
     request *request;
     region_seat *seat;
-    uint32_t n, first_depth;
+    uint32_t ns, n, first_depth;
     bool keep, settled, suspect;
     uint8_t *keys; /* [n][32] */
     store_item *items;
@@ -50,6 +50,21 @@ static bool is_stored(kvs_status s)
     return s == KVS_OK || s == KVS_E_EXISTS;
 }
 
+/* Only a key that can be found now: a RESET may have taken one away that was there at admission. */
+static void keep(store *x, uint32_t i)
+{
+    core *c = x->request->peer->core;
+    const store_item *it = &x->items[i];
+    const uint8_t *key = x->keys + (size_t)i * WIRE_KEY_BYTES;
+    uint8_t state = WIRE_KEY_ABSENT;
+
+    if (!is_stored(it->status) || x->seat->region->use[it->slot].bad)
+        return;
+    (void)directory_lookup(c->dir, x->ns, key, 1, &state);
+    if (state == WIRE_KEY_READY)
+        (void)region_share(x->seat, it->slot, key, x->first_depth + i);
+}
+
 /* Once: when the job was dropped, or when it is back. */
 static void settle(store *x, bool started)
 {
@@ -67,13 +82,10 @@ static void settle(store *x, bool started)
         it->status = publish(x, it, &x->job.items[k], started);
     }
     for (uint32_t i = 0; i < x->n; i++) {
-        const store_item *it = &x->items[i];
-
-        g->use[it->slot].stores--;
-        if (x->keep && started && c->lost == KVS_OK && g->slots && is_stored(it->status) &&
-            !x->request->answered && !g->use[it->slot].bad)
-            (void)region_share(x->seat, it->slot, x->keys + (size_t)i * WIRE_KEY_BYTES, x->first_depth + i);
-        region_rest(g, it->slot);
+        g->use[x->items[i].slot].stores--;
+        if (x->keep && started && c->lost == KVS_OK && !x->request->answered)
+            keep(x, i);
+        region_rest(g, x->items[i].slot);
     }
     x->seat->users--;
     c->step_due = true;
@@ -123,7 +135,7 @@ static void store_overdue(request *r, bool untouched)
     put_items(x, request_out(r));
 }
 
-static const request_ops store_ops = {store_stop, store_overdue, false};
+static const request_ops store_ops = {store_stop, store_overdue};
 
 static void store_done(work *w)
 {
@@ -164,8 +176,7 @@ static kvs_status check_store(peer *p, const wire_store_req *q, const directory_
     if (s == KVS_OK && q->reserved != 0)
         s = kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q->reserved);
     if (s == KVS_OK && (q->flags & ~(uint32_t)WIRE_STORE_KEEP) != 0)
-        s = kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has unknown bits, known are 0x%x", q->flags,
-                     WIRE_STORE_KEEP);
+        s = kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has unknown bits, known are 0x%x", q->flags, WIRE_STORE_KEEP);
     if (s == KVS_OK && q->n > core_max_keys(p->core))
         s = kvs_fail(err, KVS_E_LIMIT, "n: %u is above %u", q->n, core_max_keys(p->core));
     if (s == KVS_OK && q->first_depth > INT32_MAX)
@@ -175,8 +186,7 @@ static kvs_status check_store(peer *p, const wire_store_req *q, const directory_
     if (s == KVS_OK)
         s = peer_slots(p, q->region, q->ns, seat, err);
     if (s == KVS_OK && (q->flags & WIRE_STORE_KEEP) && (*seat)->region->imported)
-        s = kvs_fail(err, KVS_E_INVALID, "flags: region %u is the engine's own and keeps no blocks",
-                     q->region);
+        s = kvs_fail(err, KVS_E_INVALID, "flags: region %u is the engine's own and keeps no blocks", q->region);
     return s;
 }
 
@@ -196,8 +206,8 @@ static kvs_status read_slots(store *x, const uint8_t *refs, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status make_store(request *r, const wire_store_req *q, region_seat *seat, const uint8_t *keys,
-                             store **ret, kvs_err *err)
+static kvs_status make_store(request *r, const wire_store_req *q, region_seat *seat, const uint8_t *keys, store **ret,
+                             kvs_err *err)
 {
     store *x = request_alloc(r, 1, sizeof(*x));
 
@@ -205,6 +215,7 @@ static kvs_status make_store(request *r, const wire_store_req *q, region_seat *s
         return kvs_fail(err, KVS_E_NO_MEMORY, "store: out of memory");
     x->request = r;
     x->seat = seat;
+    x->ns = q->ns;
     x->n = q->n;
     x->first_depth = q->first_depth;
     x->keep = (q->flags & WIRE_STORE_KEEP) != 0;
@@ -252,8 +263,7 @@ static kvs_status admit(store *x, const wire_store_req *q, kvs_err *err)
 static void submit(store *x, const wire_store_req *q)
 {
     job_init(&x->job.job, store_done);
-    job_fill(&x->job.job, x->request->peer, q->after_counter, q->after_value, q->signal_counter,
-             q->signal_value);
+    job_fill(&x->job.job, x->request->peer, q->after_counter, q->after_value, q->signal_counter, q->signal_value);
     x->job.map = x->seat->region->map;
     x->seat->users++;
     mover_submit(x->request->peer->core->store, &x->job);

@@ -20,8 +20,8 @@ static kvs_status check_place(const core *c, const peer_info *info, kvs_err *err
     return KVS_OK;
 }
 
-kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const peer_info *info,
-                       uint64_t now_us, kvs_err *err)
+kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const peer_info *info, uint64_t now_us,
+                       kvs_err *err)
 {
     kvs_status s = check_place(c, info, err);
     peer *p;
@@ -76,7 +76,7 @@ bool peer_said_hello(const peer *p)
 static void stop_all(peer *p)
 {
     for (request *r = p->requests; r; r = r->next)
-        if (!r->ops->waits_only) /* a CANCEL ends with its target */
+        if (r->ops->stop) /* a CANCEL has none: it ends with its target */
             (void)r->ops->stop(r);
 }
 
@@ -143,8 +143,8 @@ kvs_status peer_slots(const peer *p, uint32_t id, uint32_t ns, region_seat **ret
     if (seat->region->kind != WIRE_REGION_SLOTS)
         return kvs_fail(err, KVS_E_INVALID, "region: %u is scratch and has no slots", id);
     if (seat->region->ns != ns)
-        return kvs_fail(err, KVS_E_INVALID, "region: %u holds slots of namespace %u, not of %u", id,
-                        seat->region->ns, ns);
+        return kvs_fail(err, KVS_E_INVALID, "region: %u holds slots of namespace %u, not of %u", id, seat->region->ns,
+                        ns);
     *ret = seat;
     return KVS_OK;
 }

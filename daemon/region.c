@@ -61,16 +61,15 @@ static unsigned __int128 map_end(const wire_plane_map *m, uint32_t n_slots, uint
     return (unsigned __int128)m->base + (unsigned __int128)(n_slots - 1) * m->stride + page;
 }
 
-static kvs_status check_one_map(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *m,
-                                uint32_t n_maps, uint32_t i, uint32_t n_fds, kvs_err *err)
+static kvs_status check_one_map(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *m, uint32_t n_maps,
+                                uint32_t i, uint32_t n_fds, kvs_err *err)
 {
     uint64_t page = map_page_bytes(ns, n_maps, i);
 
     if (m->reserved != 0)
         return kvs_fail(err, KVS_E_INVALID, "map %u: reserved: %u is not 0", i, m->reserved);
     if (m->fd >= n_fds)
-        return kvs_fail(err, KVS_E_RANGE, "map %u: fd: %u is not below the %u descriptors sent", i, m->fd,
-                        n_fds);
+        return kvs_fail(err, KVS_E_RANGE, "map %u: fd: %u is not below the %u descriptors sent", i, m->fd, n_fds);
     if (m->base % 16 != 0 || m->base >= KVS_MAX_OFFSET)
         return kvs_fail(err, KVS_E_INVALID, "map %u: base: %llu is not a multiple of 16 below 2^40", i,
                         (unsigned long long)m->base);
@@ -86,8 +85,8 @@ static kvs_status check_one_map(const kvs_namespace *ns, uint32_t n_slots, const
     return KVS_OK;
 }
 
-kvs_status region_maps_check(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps,
-                             uint32_t n_maps, uint32_t n_fds, kvs_err *err)
+kvs_status region_maps_check(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps,
+                             uint32_t n_fds, kvs_err *err)
 {
     if (n_slots < 1 || n_slots > REGION_MAX_SLOTS)
         return kvs_fail(err, KVS_E_RANGE, "n_slots: %u is outside 1..%d", n_slots, REGION_MAX_SLOTS);
@@ -105,8 +104,8 @@ kvs_status region_maps_check(const kvs_namespace *ns, uint32_t n_slots, const wi
     return KVS_OK;
 }
 
-kvs_status region_map_imported(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps,
-                               uint32_t n_maps, const device_mem *mem, region_map **ret, kvs_err *err)
+kvs_status region_map_imported(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps,
+                               const device_mem *mem, region_map **ret, kvs_err *err)
 {
     region_map *m;
     kvs_status s = map_new(ns, n_slots, &m, err);
@@ -118,11 +117,10 @@ kvs_status region_map_imported(const kvs_namespace *ns, uint32_t n_slots, const 
         if (maps[i].fd < mem->dev->ops->mem_pieces(mem))
             base = mem->dev->ops->mem_base(mem, maps[i].fd, &bytes);
         if (!base || map_end(&maps[i], n_slots, page) > bytes) {
-            s = kvs_fail(
-                err, KVS_E_RANGE,
-                "map %u: base %llu + %u slots of stride %llu, page %llu end behind the memory of %llu bytes",
-                i, (unsigned long long)maps[i].base, n_slots, (unsigned long long)maps[i].stride,
-                (unsigned long long)page, (unsigned long long)bytes);
+            s = kvs_fail(err, KVS_E_RANGE,
+                         "map %u: base %llu + %u slots of stride %llu, page %llu end behind the memory of %llu bytes",
+                         i, (unsigned long long)maps[i].base, n_slots, (unsigned long long)maps[i].stride,
+                         (unsigned long long)page, (unsigned long long)bytes);
         } else if (n_maps == 1) {
             /* One slot has no pitch: any stride is right then, but the copy engine must not see a 0. */
             map_cross_layer(m, base + maps[i].base, n_slots > 1 ? maps[i].stride : m->slot_bytes);
@@ -313,8 +311,10 @@ static void set_free(region *g, uint32_t slot)
 
     if (x->state == REGION_SHARED) {
         lru_remove(g, slot);
-        unlink_key(g, slot);
+        if (!x->orphan)
+            unlink_key(g, slot);
     }
+    x->orphan = false;
     x->state = REGION_FREE;
     x->owner = NULL;
     x->gen = x->gen == UINT32_MAX ? 1 : x->gen + 1;
@@ -333,7 +333,7 @@ void region_rest(region *g, uint32_t slot)
     if (!g->slots)
         return;
     x = &g->slots[slot];
-    if (x->state == REGION_DYING)
+    if (x->state == REGION_DYING || (x->state == REGION_SHARED && x->orphan && x->holds == 0))
         set_free(g, slot);
     else if (x->state == REGION_SHARED && x->holds == 0 && !x->listed)
         lru_append(g, slot);
@@ -418,6 +418,20 @@ void region_hold(region_seat *s, uint32_t slot)
     s->n_held++;
 }
 
+void region_share_orphan(region_seat *s, uint32_t slot, const uint8_t key[32], uint32_t depth)
+{
+    region_slot *x = &s->region->slots[slot];
+
+    s->n_private--;
+    x->owner = NULL;
+    x->state = REGION_SHARED;
+    x->orphan = true;
+    x->holds = 0;
+    x->depth = depth;
+    memcpy(x->key, key, sizeof(x->key));
+    region_hold(s, slot);
+}
+
 bool region_share(region_seat *s, uint32_t slot, const uint8_t key[32], uint32_t depth)
 {
     region *g = s->region;
@@ -426,16 +440,36 @@ bool region_share(region_seat *s, uint32_t slot, const uint8_t key[32], uint32_t
 
     if (x->state != REGION_PRIVATE || x->owner != s || region_find(g, key) != REGION_NONE)
         return false;
-    s->n_private--;
-    x->owner = NULL;
-    x->state = REGION_SHARED;
-    x->holds = 0;
-    x->depth = depth;
-    memcpy(x->key, key, sizeof(x->key));
+    region_share_orphan(s, slot, key, depth);
+    x->orphan = false;
     x->chain = *bucket;
     *bucket = slot;
-    region_hold(s, slot);
     return true;
+}
+
+static void make_orphan(region *g, uint32_t slot)
+{
+    unlink_key(g, slot);
+    lru_remove(g, slot);
+    g->slots[slot].orphan = true;
+    region_rest(g, slot);
+}
+
+bool region_forget(region *g, const uint8_t key[32])
+{
+    uint32_t slot = g->slots ? region_find(g, key) : REGION_NONE;
+
+    if (slot == REGION_NONE)
+        return false;
+    make_orphan(g, slot);
+    return true;
+}
+
+void region_forget_all(region *g)
+{
+    for (uint32_t i = 0; g->slots && i < g->n_slots; i++)
+        if (g->slots[i].state == REGION_SHARED && !g->slots[i].orphan)
+            make_orphan(g, i);
 }
 
 static kvs_status find_slot(const region_seat *s, uint32_t slot, const uint32_t *gen)
@@ -579,17 +613,15 @@ kvs_status region_check(const region *g, kvs_err *err)
         n_cached += x->listed;
         if (x->listed && (x->state != REGION_SHARED || x->holds != 0 || is_used(&g->use[i])))
             return kvs_fail(err, KVS_E_CORRUPT, "region %u slot %u: evictable, but in use", g->id, i);
-        if (x->state == REGION_SHARED && region_find(g, x->key) != i)
+        if (x->state == REGION_SHARED && !x->orphan && region_find(g, x->key) != i)
             return kvs_fail(err, KVS_E_CORRUPT, "region %u slot %u: its key is not found", g->id, i);
         if (x->state == REGION_FREE && is_used(&g->use[i]))
             return kvs_fail(err, KVS_E_CORRUPT, "region %u slot %u: free, but in use", g->id, i);
     }
-    for (uint32_t i = g->free_head; g->slots && i != REGION_NONE && n_list <= g->n_slots;
-         i = g->slots[i].next)
+    for (uint32_t i = g->free_head; g->slots && i != REGION_NONE && n_list <= g->n_slots; i = g->slots[i].next)
         n_list++;
     if (n_free != g->n_free || n_list != g->n_free || n_cached != g->n_cached)
-        return kvs_fail(err, KVS_E_CORRUPT,
-                        "region %u: %u free (listed %u, counted %u), %u cached (counted %u)", g->id, n_free,
-                        n_list, g->n_free, n_cached, g->n_cached);
+        return kvs_fail(err, KVS_E_CORRUPT, "region %u: %u free (listed %u, counted %u), %u cached (counted %u)", g->id,
+                        n_free, n_list, g->n_free, n_cached, g->n_cached);
     return KVS_OK;
 }

@@ -12,6 +12,7 @@
  * evictable, LRU ^                `--- dropped while a job uses it --> dying --job back--> free          | ^
  * held again
  *    `---------------------------------------------------- evicted ------------------------'
+ *   A shared slot whose key was reset or dropped is an orphan: held until the last hold ends, then freed.
  *   Engine regions (imported) have no states: their slots belong to the engine; only their uses are counted.
  */
 
@@ -42,6 +43,7 @@ typedef struct region_slot {
     uint32_t depth;
     uint8_t state;
     bool listed; /* in the LRU */
+    bool orphan; /* shared, but its key was reset or dropped: no longer found, freed after the last hold */
 } region_slot;
 
 typedef struct region_use { /* by jobs in flight, anybody's */
@@ -88,16 +90,15 @@ kvs_status region_map_contiguous(const kvs_namespace *ns, uint8_t *base, uint32_
 /* Check an engine's plane maps before anything is opened: count, descriptor index, multiples of 16 below
  * 2^40, stride at least the page when n_slots > 1, no end that wraps.  The message names the map, value and
  * limit. */
-kvs_status region_maps_check(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps,
-                             uint32_t n_maps, uint32_t n_fds, kvs_err *err);
+kvs_status region_maps_check(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps,
+                             uint32_t n_fds, kvs_err *err);
 /* Then with the memory open: every plane lies inside its piece, whose size is asked of the device. */
-kvs_status region_map_imported(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps,
-                               uint32_t n_maps, const device_mem *mem, region_map **ret, kvs_err *err);
+kvs_status region_map_imported(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps,
+                               const device_mem *mem, region_map **ret, kvs_err *err);
 
 /* An empty region without memory; kind and slots as given, generations start at a random number. */
 kvs_status region_create(region **ret, uint32_t kind, bool imported, uint32_t n_slots, uint64_t seed);
-void region_destroy(
-    region *g); /* NULL is fine; memory and map: the map is freed, mem must be closed already */
+void region_destroy(region *g); /* NULL is fine; memory and map: the map is freed, mem must be closed already */
 uint64_t region_metadata_bytes(uint32_t n_slots); /* what region_create will allocate, about */
 
 kvs_status region_sit(region *g, region_seat **ret);
@@ -115,6 +116,11 @@ void region_hold(region_seat *s, uint32_t slot); /* a shared slot */
 /* Private to shared with one hold of its owner.  False: the key is attached to another slot, or the slot is
  * not the seat's any more; nothing happened. */
 bool region_share(region_seat *s, uint32_t slot, const uint8_t key[32], uint32_t depth);
+/* The same for a block whose key is gone already: held, but never found. */
+void region_share_orphan(region_seat *s, uint32_t slot, const uint8_t key[32], uint32_t depth);
+/* The key is reset or dropped: nobody finds it here any more; those who hold the slot keep it.  True: it was here. */
+bool region_forget(region *g, const uint8_t key[32]);
+void region_forget_all(region *g);
 /* End of use: a private slot is freed (when its last job is back), of a shared one a hold ends.  E_RANGE,
  * E_STALE, E_STATE: not the seat's. */
 kvs_status region_drop(region_seat *s, uint32_t slot, uint32_t gen);
@@ -122,12 +128,10 @@ kvs_status region_drop(region_seat *s, uint32_t slot, uint32_t gen);
 kvs_status region_readopt(region_seat *s, const wire_region_entry *e);
 
 /* ---- may this seat use the slot?  OK, E_RANGE, E_STALE, E_STATE, E_BUSY ---- */
-kvs_status region_may_load(const region_seat *s, uint32_t slot,
-                           uint32_t gen); /* private, nothing runs on it */
-kvs_status region_may_store(const region_seat *s, uint32_t slot,
-                            uint32_t gen);                        /* private or held; well defined */
-kvs_status region_may_write(const region_seat *s, uint32_t slot); /* private, not being stored */
-kvs_status region_may_read(const region_seat *s, uint32_t slot);  /* private or held */
+kvs_status region_may_load(const region_seat *s, uint32_t slot, uint32_t gen);  /* private, nothing runs on it */
+kvs_status region_may_store(const region_seat *s, uint32_t slot, uint32_t gen); /* private or held; well defined */
+kvs_status region_may_write(const region_seat *s, uint32_t slot);               /* private, not being stored */
+kvs_status region_may_read(const region_seat *s, uint32_t slot);                /* private or held */
 
 /* First time that this slot is named since region_mark_begin? */
 void region_mark_begin(region *g);

@@ -6,15 +6,15 @@
 #include <unistd.h>
 
 /*      op, handler, who, credit, flags, fixed part of the request and of the reply, signals when refused */
-#define ROW(OP, name, who, credit, flags, req, rep, refused)                                                 \
-    {                                                                                                        \
-        WIRE_##OP, who, credit, flags, req, rep, op_##name, refused                                          \
+#define ROW(OP, name, who, credit, flags, req, rep, refused)                                                           \
+    {                                                                                                                  \
+        WIRE_##OP, who, credit, flags, req, rep, op_##name, refused                                                    \
     }
 static const op_row rows[] = {
     ROW(HELLO, hello, OP_ANY, CREDIT_NONE, 0, WIRE_hello_req_BYTES, WIRE_hello_rep_BYTES, NULL),
     ROW(OPEN, open, OP_CLIENT, CREDIT_DATA, 0, 0, WIRE_open_rep_BYTES, NULL),
-    ROW(REGION_CREATE, region_create, OP_CLIENT, CREDIT_DATA, 0, WIRE_region_create_req_BYTES,
-        WIRE_region_rep_BYTES, NULL),
+    ROW(REGION_CREATE, region_create, OP_CLIENT, CREDIT_DATA, 0, WIRE_region_create_req_BYTES, WIRE_region_rep_BYTES,
+        NULL),
     ROW(REGION_ATTACH, region_attach, OP_CLIENT, CREDIT_DATA, OP_TAKES_FDS, WIRE_region_attach_req_BYTES,
         WIRE_region_rep_BYTES, NULL),
     ROW(REGION_IMPORT, region_import, OP_CLIENT, CREDIT_DATA, OP_TAKES_FDS, WIRE_region_import_req_BYTES,
@@ -25,23 +25,18 @@ static const op_row rows[] = {
     ROW(RELEASE, release, OP_CLIENT, CREDIT_DATA, 0, WIRE_release_req_BYTES, 0, NULL),
     ROW(LOAD, load, OP_CLIENT, CREDIT_DATA, 0, WIRE_load_req_BYTES, WIRE_load_rep_BYTES, refused_load),
     ROW(STORE, store, OP_CLIENT, CREDIT_DATA, 0, WIRE_store_req_BYTES, WIRE_key_rep_BYTES, refused_store),
-    ROW(SLOT_TAKE, slot_take, OP_CLIENT, CREDIT_DATA, 0, WIRE_slot_take_req_BYTES, WIRE_slot_take_rep_BYTES,
-        NULL),
+    ROW(SLOT_TAKE, slot_take, OP_CLIENT, CREDIT_DATA, 0, WIRE_slot_take_req_BYTES, WIRE_slot_take_rep_BYTES, NULL),
     ROW(SLOT_DROP, slot_drop, OP_CLIENT, CREDIT_DATA, 0, WIRE_slot_drop_req_BYTES, WIRE_key_rep_BYTES, NULL),
     ROW(WRITE, write, OP_CLIENT, CREDIT_DATA, 0, WIRE_write_req_BYTES, WIRE_call_rep_BYTES, refused_write),
-    ROW(DECODE, decode, OP_CLIENT, CREDIT_DATA, 0, WIRE_decode_req_BYTES, WIRE_call_rep_BYTES,
-        refused_decode),
+    ROW(DECODE, decode, OP_CLIENT, CREDIT_DATA, 0, WIRE_decode_req_BYTES, WIRE_call_rep_BYTES, refused_decode),
     ROW(EXTEND, extend, OP_CLIENT, CREDIT_DATA, 0, 0, 0, NULL),
     ROW(PIN, pin, OP_ANY, CREDIT_DATA, 0, WIRE_keys_req_BYTES, WIRE_key_rep_BYTES, NULL),
     ROW(UNPIN, unpin, OP_ANY, CREDIT_DATA, 0, WIRE_keys_req_BYTES, WIRE_key_rep_BYTES, NULL),
     ROW(DROP, drop, OP_ANY, CREDIT_DATA, 0, WIRE_keys_req_BYTES, WIRE_key_rep_BYTES, NULL),
     ROW(RESET, reset, OP_ANY, CREDIT_DATA, 0, WIRE_reset_req_BYTES, WIRE_reset_rep_BYTES, NULL),
-    ROW(CANCEL, cancel, OP_ANY, CREDIT_CONTROL, OP_WHEN_DRAINING, WIRE_cancel_req_BYTES,
-        WIRE_cancel_rep_BYTES, NULL),
-    ROW(STATUS, status, OP_ANY, CREDIT_DATA, OP_WHEN_DRAINING, WIRE_status_req_BYTES, WIRE_status_rep_BYTES,
-        NULL),
-    ROW(HEALTH, health, OP_ANY, CREDIT_CONTROL, OP_WHEN_DRAINING | OP_WHEN_LOST, 0, WIRE_health_rep_BYTES,
-        NULL),
+    ROW(CANCEL, cancel, OP_ANY, CREDIT_CONTROL, OP_WHEN_DRAINING, WIRE_cancel_req_BYTES, WIRE_cancel_rep_BYTES, NULL),
+    ROW(STATUS, status, OP_ANY, CREDIT_DATA, OP_WHEN_DRAINING, WIRE_status_req_BYTES, WIRE_status_rep_BYTES, NULL),
+    ROW(HEALTH, health, OP_ANY, CREDIT_CONTROL, OP_WHEN_DRAINING | OP_WHEN_LOST, 0, WIRE_health_rep_BYTES, NULL),
     ROW(WATCH, watch, OP_ANY, CREDIT_DATA, 0, WIRE_watch_req_BYTES, 0, NULL),
     ROW(PING, ping, OP_ANY, CREDIT_CONTROL, 0, 0, CORE_MAX_PING, NULL),
 };
@@ -144,8 +139,7 @@ kvs_status request_parsed(const wire_in *in, kvs_err *err)
     if (wire_in_done(in))
         return KVS_OK;
     if (in->bad)
-        return kvs_fail(err, KVS_E_PROTO, "body: an array or its padding does not fit the %zu bytes sent",
-                        in->len);
+        return kvs_fail(err, KVS_E_PROTO, "body: an array or its padding does not fit the %zu bytes sent", in->len);
     return kvs_fail(err, KVS_E_PROTO, "body: %zu bytes are left over behind %zu", in->len - in->pos, in->pos);
 }
 
@@ -157,11 +151,9 @@ kvs_status request_charge(request *r, uint64_t bytes, kvs_err *err)
     uint64_t most = (uint64_t)p->core->config->credit_bytes;
 
     if (bytes > most)
-        return kvs_fail(err, KVS_E_LIMIT, "request: %" PRIu64 " bytes are above the credit of %" PRIu64,
-                        bytes, most);
+        return kvs_fail(err, KVS_E_LIMIT, "request: %" PRIu64 " bytes are above the credit of %" PRIu64, bytes, most);
     if (bytes > most - (p->bytes_in_flight < most ? p->bytes_in_flight : most))
-        return kvs_fail(err, KVS_E_BUSY,
-                        "credit: %" PRIu64 " bytes in flight and %" PRIu64 " more are above %" PRIu64,
+        return kvs_fail(err, KVS_E_BUSY, "credit: %" PRIu64 " bytes in flight and %" PRIu64 " more are above %" PRIu64,
                         p->bytes_in_flight, bytes, most);
     r->cost_bytes += bytes;
     p->bytes_in_flight += bytes;
@@ -174,11 +166,11 @@ static kvs_status draw_place(const request *r, kvs_err *err)
     uint64_t most = (uint64_t)p->core->config->credit_requests;
 
     if (r->row->credit == CREDIT_DATA && p->n_data > most)
-        return kvs_fail(err, KVS_E_BUSY, "credit: %u requests are in flight, %" PRIu64 " were granted",
-                        p->n_data - 1, most);
+        return kvs_fail(err, KVS_E_BUSY, "credit: %u requests are in flight, %" PRIu64 " were granted", p->n_data - 1,
+                        most);
     if (r->row->credit == CREDIT_CONTROL && p->n_control > CORE_CONTROL_CREDIT)
-        return kvs_fail(err, KVS_E_BUSY, "credit: %u control requests are in flight, %d were granted",
-                        p->n_control - 1, CORE_CONTROL_CREDIT);
+        return kvs_fail(err, KVS_E_BUSY, "credit: %u control requests are in flight, %d were granted", p->n_control - 1,
+                        CORE_CONTROL_CREDIT);
     return KVS_OK;
 }
 
@@ -249,8 +241,7 @@ static void request_free(request *r)
 /* ---- answers ---- */
 
 /* Header, message, payload: the payload moves up behind the message's padding. */
-static void finish_reply(reply *x, uint16_t op, uint64_t id, kvs_status s, const char *msg,
-                         const wire_out *payload)
+static void finish_reply(reply *x, uint16_t op, uint64_t id, kvs_status s, const char *msg, const wire_out *payload)
 {
     size_t msg_len = strnlen(msg, KVS_ERR_MSG_BYTES - 1);
     wire_out o = {x->bytes + WIRE_HEADER_BYTES, 0, 8 + KVS_ERR_MSG_BYTES, false};
@@ -292,8 +283,7 @@ void request_answer(request *r, kvs_status s, const kvs_err *err)
     core_due_remove(r->peer->core, r);
     if (s != KVS_OK && s != KVS_E_PARTIAL)
         drop_fds(x);
-    finish_reply(x, r->row->op, r->id, s, err && s != KVS_OK && s != KVS_E_PARTIAL ? err->msg : "",
-                 &r->payload);
+    finish_reply(x, r->row->op, r->id, s, err && s != KVS_OK && s != KVS_E_PARTIAL ? err->msg : "", &r->payload);
     send_or_drop(r->peer, x);
 }
 
@@ -330,9 +320,7 @@ static void answer_cancels(request *r)
         wire_cancel_rep rep = {0};
 
         r->cancels = c->next_cancel;
-        c->target = NULL;
-        rep.outcome =
-            r->outcome == KVS_OK || r->outcome == KVS_E_PARTIAL ? WIRE_CANCEL_FINISHED : WIRE_CANCEL_STOPPED;
+        rep.outcome = r->outcome == KVS_OK || r->outcome == KVS_E_PARTIAL ? WIRE_CANCEL_FINISHED : WIRE_CANCEL_STOPPED;
         wire_put_cancel_rep(request_out(c), &rep);
         request_answer(c, KVS_OK, NULL);
         request_end(c);

@@ -38,8 +38,7 @@ typedef struct core core;
 
 /* boot_id is made here.  Starts the worker threads and the background growth of the arena.  sink: where their
  * completions go; the loop must run each work's on_done. */
-kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink, uint64_t now_us,
-                       kvs_err *err);
+kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink, uint64_t now_us, kvs_err *err);
 /* Everything is refused with E_STATE from now on, but CANCEL, HEALTH, STATUS and what is in flight. */
 void core_drain(core *c);
 bool core_is_idle(const core *c);    /* no request in flight, no region being unmapped */
@@ -70,7 +69,7 @@ typedef struct peer peer;
 typedef struct peer_ops {
     void (*send)(void *ud, reply *r);    /* takes ownership; never calls back into the peer */
     size_t (*out_bytes)(const void *ud); /* queued, not yet sent: events are dropped when it is high */
-    void (*closed)(void *ud); /* peer_gone has finished: nothing of the client is left; ud may go */
+    void (*closed)(void *ud);            /* peer_gone has finished: nothing of the client is left; ud may go */
 } peer_ops;
 
 typedef struct peer_info {
@@ -81,8 +80,8 @@ typedef struct peer_info {
 } peer_info;
 
 /* E_LIMIT: too many clients.  The peer answers nothing but HELLO until HELLO. */
-kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const peer_info *info,
-                       uint64_t now_us, kvs_err *err);
+kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const peer_info *info, uint64_t now_us,
+                       kvs_err *err);
 /* One whole frame; its descriptors are the peer's from here on.  A failure (E_PROTO, ...) means: close the
  * connection. A refusal is a reply and returns KVS_OK. */
 kvs_status peer_request(peer *p, frame *f, uint64_t now_us, kvs_err *err);

@@ -15,18 +15,18 @@ static void put_pool(const core *c, json_writer *w)
     pool_bytes b;
 
     pool_get_bytes(c->pool, &b);
-    json_begin_object(w, "pool_bytes");
-    json_put_u64(w, "max", b.max);
-    json_put_u64(w, "arena", b.arena);
-    json_put_u64(w, "unassigned", b.unassigned);
-    json_put_u64(w, "waste", b.waste);
-    json_put_u64(w, "free", b.free);
-    json_put_u64(w, "writing", b.writing);
-    json_put_u64(w, "ready", b.ready);
-    json_put_u64(w, "draining", b.draining);
-    json_put_u64(w, "quarantined", b.quarantined);
-    json_put_u64(w, "extent", pool_extent_bytes(c->pool));
-    json_put_u64(w, "metadata", pool_metadata_bytes(c->pool));
+    json_begin_object(w, "pool");
+    json_put_u64(w, "max_bytes", b.max);
+    json_put_u64(w, "arena_bytes", b.arena);
+    json_put_u64(w, "unassigned_bytes", b.unassigned);
+    json_put_u64(w, "waste_bytes", b.waste);
+    json_put_u64(w, "free_bytes", b.free);
+    json_put_u64(w, "writing_bytes", b.writing);
+    json_put_u64(w, "ready_bytes", b.ready);
+    json_put_u64(w, "draining_bytes", b.draining);
+    json_put_u64(w, "quarantined_bytes", b.quarantined);
+    json_put_u64(w, "extent_bytes", pool_extent_bytes(c->pool));
+    json_put_u64(w, "metadata_bytes", pool_metadata_bytes(c->pool));
     json_put_u64(w, "pieces_usable", c->n_pieces);
     json_put_bool(w, "growing", c->is_growing);
     json_put_bool(w, "piece_failed", c->grow_failed);
@@ -246,6 +246,7 @@ static void put_lease(void *ud, const directory_lease_info *l)
 
 static void put_key(void *ud, const directory_key_info *k)
 {
+    static const char *const states[] = {"free", "writing", "ready", "draining", "quarantined"};
     json_writer *w = ud;
     char checksum[17];
 
@@ -254,7 +255,7 @@ static void put_key(void *ud, const directory_key_info *k)
     json_put_hex(w, "key", k->key, sizeof(k->key));
     json_put_u64(w, "ns", k->ns);
     json_put_u64(w, "depth", k->depth);
-    json_put_u64(w, "state", k->state);
+    json_put_string(w, "state", k->state < 5 ? states[k->state] : "unknown");
     json_put_u64(w, "slot", k->slot);
     json_put_u64(w, "gen", k->gen);
     json_put_u64(w, "holds", k->holds);
@@ -338,8 +339,7 @@ static void put_fsck(const core *c, json_writer *w)
         json_put_null(w, "problem");
     else
         json_put_string(w, "problem", err.msg);
-    json_put_u64(w, "sum",
-                 b.unassigned + b.waste + b.free + b.writing + b.ready + b.draining + b.quarantined);
+    json_put_u64(w, "sum", b.unassigned + b.waste + b.free + b.writing + b.ready + b.draining + b.quarantined);
     put_pool(c, w);
     put_layouts(c, w);
     put_directory(c, w);

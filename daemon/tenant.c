@@ -17,6 +17,5 @@ uint64_t tenant_lease_bytes(const config *c, uint32_t tenant, uint64_t pool_byte
     if (tenant == TENANT_ADMIN)
         return 0;
     /* Divide first: a pool of some TiB times 100 would still fit, but nothing here should depend on that. */
-    return pool_bytes / 100 * (uint64_t)c->lease_max_percent +
-           pool_bytes % 100 * (uint64_t)c->lease_max_percent / 100;
+    return pool_bytes / 100 * (uint64_t)c->lease_max_percent + pool_bytes % 100 * (uint64_t)c->lease_max_percent / 100;
 }

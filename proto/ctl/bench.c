@@ -341,13 +341,25 @@ typedef struct flood {
     uint64_t blocks;
 } flood;
 
-/* Stores of ever new 4.3 MiB blocks, one request after the other. */
+static kvs_status drop(user *u, uint64_t first_id, uint32_t n, kvs_err *err)
+{
+    uint8_t keys[FLOOD_BLOCKS][KVS_KEY_BYTES];
+
+    for (uint32_t i = 0; i < n; i++)
+        pattern_key(first_id + i, keys[i]);
+    return kvs_drop(u->ns, keys[0], n, NULL, CALL_MS, err);
+}
+
+/* Stores of ever new 4.3 MiB blocks, one request after the other.  They are dropped again: a full pool would take the
+ * coldest extent from the million keys that must stay. */
 static void *flood_main(void *arg)
 {
     flood *f = arg;
 
     for (uint64_t id = UINT64_C(1) << 40; !atomic_load(&f->stop) && f->status == KVS_OK; id += FLOOD_BLOCKS) {
         f->status = store(&f->u, id, FLOOD_BLOCKS, &f->err);
+        if (f->status == KVS_OK)
+            f->status = drop(&f->u, id, FLOOD_BLOCKS, &f->err);
         f->blocks += FLOOD_BLOCKS;
     }
     return NULL;

@@ -48,7 +48,8 @@ static void child(const private_daemon *d, const char *const *settings, uint32_t
     argv[a++] = d->socket;
     argv[a++] = "--admin-socket";
     argv[a++] = d->admin;
-    argv[a++] = "--no-config";
+    argv[a++] = "--config"; /* of its own: the host's file is not for us */
+    argv[a++] = d->config;
     for (uint32_t i = 0; i < n && i < MAX_SETTINGS; i++) {
         argv[a++] = "--set";
         argv[a++] = settings[i];
@@ -107,9 +108,9 @@ static bool is_ready(const private_daemon *d)
         return false;
     if (kvs_health(c, &h, 1000, NULL) == KVS_OK && h.state == KVS_HEALTH_OK &&
         kvs_report_alloc(c, &a, &text, &len, 1000, NULL) == KVS_OK && json_parse(text, len, &doc, NULL) == KVS_OK) {
-        const json_node *pool = json_member(json_root(doc), "pool");
-        const json_node *arena = pool != NULL ? json_member(pool, "arena_bytes") : NULL;
-        const json_node *max = pool != NULL ? json_member(pool, "max_bytes") : NULL;
+        const json_node *pool = json_member(json_root(doc), "pool_bytes");
+        const json_node *arena = pool != NULL ? json_member(pool, "arena") : NULL;
+        const json_node *max = pool != NULL ? json_member(pool, "max") : NULL;
 
         ready = arena != NULL && max != NULL && json_number(arena) >= json_number(max);
     }
@@ -126,6 +127,7 @@ kvs_status private_start(private_daemon *d, const char *const *settings, uint32_
     char words[160];
     pid_t parent = getpid();
     int status = 0;
+    FILE *f;
 
     *d = (private_daemon){0};
     if (tmp == NULL || tmp[0] != '/' || strlen(tmp) > 40)
@@ -136,6 +138,12 @@ kvs_status private_start(private_daemon *d, const char *const *settings, uint32_
     (void)snprintf(d->socket, sizeof d->socket, "%s/client.sock", d->dir);
     (void)snprintf(d->admin, sizeof d->admin, "%s/admin.sock", d->dir);
     (void)snprintf(d->log, sizeof d->log, "%s/log", d->dir);
+    (void)snprintf(d->config, sizeof d->config, "%s/config", d->dir);
+    f = fopen(d->config, "w");
+    if (f == NULL || fputs("{}\n", f) < 0 || fclose(f) != 0) {
+        private_stop(d);
+        return kvs_fail(err, KVS_E_SYS, "%s: %s", d->config, strerror(errno));
+    }
     (void)fflush(NULL);
     d->pid = fork();
     if (d->pid == 0)
@@ -164,7 +172,8 @@ kvs_status private_start(private_daemon *d, const char *const *settings, uint32_
 
 void private_stop(private_daemon *d)
 {
-    static const char *const LEFT[] = {"client.sock", "admin.sock", "client.sock.lock", "admin.sock.lock", "log"};
+    static const char *const LEFT[] = {"client.sock",     "admin.sock", "client.sock.lock",
+                                       "admin.sock.lock", "log",        "config"};
     struct timespec step = {0, STEP_MS * 1000000L};
     char path[160];
 

@@ -122,14 +122,14 @@ static void table(FILE *to, const json_node *rows, int indent)
     }
 }
 
-static void member(FILE *to, const json_node *m, int indent, size_t width)
+static void member(FILE *to, const json_node *m, int indent, size_t width, bool of_bytes)
 {
     const char *key = json_key(m);
     char text[CELL_BYTES];
 
     pad(to, indent);
     if (is_leaf(m)) {
-        cell(text, m, key);
+        cell(text, m, of_bytes && json_type_of(m) == JSON_NUMBER ? "bytes" : key);
         (void)fprintf(to, "%-*s  %s\n", (int)width, key, text);
     } else if (json_type_of(m) == JSON_OBJECT) {
         (void)fprintf(to, "%s\n", key);
@@ -147,6 +147,7 @@ static void member(FILE *to, const json_node *m, int indent, size_t width)
     }
 }
 
+/* "pool_bytes": {"arena": n}: what holds for the object's name holds for its members. */
 static void object(FILE *to, const json_node *n, int indent)
 {
     size_t width = 0;
@@ -155,7 +156,7 @@ static void object(FILE *to, const json_node *n, int indent)
         if (is_leaf(m) && strlen(json_key(m)) > width)
             width = strlen(json_key(m));
     for (const json_node *m = json_first(n); m != NULL; m = json_next(m))
-        member(to, m, indent, width);
+        member(to, m, indent, width, json_key(n) != NULL && ends_with(json_key(n), "bytes"));
 }
 
 kvs_status render_json(FILE *to, const char *text, size_t len, kvs_err *err)

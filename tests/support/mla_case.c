@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "proto/layout.h"
-#include "tests/support/oracle_mla.h"
+#include "kernels/mla_oracle.h"
 #include "tests/support/random.h"
 
 enum { VALUE = 2, LATENT = KVS_MLA_LATENT, ROPE = KVS_MLA_ROPE, ROW = LATENT + ROPE };

@@ -17,7 +17,7 @@
 #include "proto/wire.h"
 #include "tests/support/fault_device.h"
 #include "tests/support/mla_case.h"
-#include "tests/support/oracle_mla.h"
+#include "kernels/mla_oracle.h"
 #include "tests/support/random.h"
 
 #ifndef MADV_POPULATE_WRITE

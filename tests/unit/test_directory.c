@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "tests/support/dir_fixture.h"
@@ -542,6 +543,45 @@ Test(directory, costs_at_most_160_bytes_a_slot)
     cr_assert_leq(worst, 160);
     fixture_fini(&f);
 }
+
+#ifndef __SANITIZE_ADDRESS__
+static uint64_t mapped_bytes(void)
+{
+    FILE *m = fopen("/proc/self/statm", "r");
+    unsigned long pages = 0;
+
+    cr_assert_not_null(m);
+    cr_assert_eq(fscanf(m, "%lu", &pages), 1);
+    (void)fclose(m);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The table of keys cannot grow: it is filled a little further, then keys are refused, and nothing is lost.
+ */
+Test(directory, refuses_keys_when_there_is_no_memory_for_them)
+{
+    struct rlimit old, tight;
+    uint32_t refused = 0;
+
+    fixture_init(&f, 1000, 1000);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 380, 0, 0), 380);
+    cr_assert_eq(getrlimit(RLIMIT_AS, &old), 0);
+    tight = (struct rlimit){mapped_bytes(), old.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_AS, &tight), 0);
+    fixture_admit(&f, f.ns, 381, 100, 380, 380);
+    cr_assert_eq(setrlimit(RLIMIT_AS, &old), 0);
+    for (int i = 0; i < 100; i++) {
+        cr_assert(f.status[i] == KVS_OK || f.status[i] == KVS_E_NO_MEMORY);
+        refused += f.status[i] != KVS_OK;
+        if (f.status[i] == KVS_OK)
+            cr_assert_eq(commit((uint32_t)i), KVS_OK);
+    }
+    cr_assert(refused > 0 && refused < 100, "%u", refused);
+    fixture_check(&f);
+    cr_assert_eq(fixture_store(&f, f.ns, 381, 620, 380, 380), 520 + refused);
+    fixture_fini(&f);
+}
+#endif
 
 /* ---- listing ---- */
 

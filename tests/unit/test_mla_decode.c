@@ -8,7 +8,7 @@
 #include "kernels/mla_tile.h"
 #include "proto/layout.h"
 #include "tests/support/mla_case.h"
-#include "tests/support/oracle_mla.h"
+#include "kernels/mla_oracle.h"
 #include "tests/support/random.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

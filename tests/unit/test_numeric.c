@@ -4,7 +4,7 @@
 
 #include "kernels/numeric.h"
 #include "proto/layout.h"
-#include "tests/support/oracle_mla.h"
+#include "kernels/mla_oracle.h"
 #include "tests/support/random.h"
 
 Test(numeric, widens_every_half_exactly)

@@ -1,4 +1,4 @@
-#include "tests/support/oracle_mla.h"
+#include "kernels/mla_oracle.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,5 +1,5 @@
-#ifndef KVS_TESTS_ORACLE_MLA_H
-#define KVS_TESTS_ORACLE_MLA_H
+#ifndef KVS_KERNELS_MLA_ORACLE_H
+#define KVS_KERNELS_MLA_ORACLE_H
 
 /* MLA decode as its definition says it, in fp64 and in no hurry, and the judge that compares a kernel with
  * it.

@@ -40,7 +40,8 @@ typedef struct frame_reader {
 void frame_reader_init(frame_reader *r, uint32_t body_max);
 void frame_reader_fini(frame_reader *r); /* any number of times; closes unclaimed descriptors */
 
-/* Room for the next bytes; len is never 0 unless memory ran out. */
+/* Room for the next bytes.  Take every whole frame first: len is 0 when the buffer is full of them, when memory ran out
+ * and when the reader is broken, never otherwise. */
 frame_span frame_want(frame_reader *r);
 
 /* `n` bytes have arrived at frame_want's place, and `n_fds` descriptors with them, which the reader owns from here on,

@@ -39,14 +39,14 @@ struct pollfd;
 int poll_until(struct pollfd *p, unsigned n, int64_t deadline);
 
 /* A connection that one thread has to itself, until it is published. */
-typedef struct link {
+typedef struct wire_link {
     int fd;
     int cancel_fd; /* readable: give up with E_CANCELLED; -1: none */
     uint64_t next_id;
     frame_reader reader;
-} link;
-kvs_status link_open(link *l, const char *path, int cancel_fd, int64_t deadline, kvs_err *err);
-void link_close(link *l); /* any number of times */
+} wire_link;
+kvs_status link_open(wire_link *l, const char *path, int cancel_fd, int64_t deadline, kvs_err *err);
+void link_close(wire_link *l); /* any number of times */
 typedef struct link_frame {
     uint16_t op;
     const uint8_t *body;
@@ -55,7 +55,7 @@ typedef struct link_frame {
     uint32_t n_fds;
 } link_frame;
 /* Send one request and read its one reply.  *ret borrows from the link; its descriptors are the caller's. */
-kvs_status link_exchange(link *l, const link_frame *q, int64_t deadline, frame *ret, kvs_err *err);
+kvs_status link_exchange(wire_link *l, const link_frame *q, int64_t deadline, frame *ret, kvs_err *err);
 /* One sendmsg: bytes taken, or -errno. */
 long link_send(int fd, const uint8_t *p, size_t n, const int *fds, uint32_t n_fds);
 /* One recvmsg.  E_BUSY: nothing there; E_AWAY: end of file. */

@@ -61,7 +61,7 @@ static void chore_run(kvs_client *c, chore *h)
 /* ---- a new connection ---- */
 
 typedef struct fresh {
-    link link;
+    wire_link link;
     wire_hello_rep hello;
     counter_page page;
     uint8_t *body; /* [hello.max_body] */

@@ -178,7 +178,7 @@ static kvs_status dial_failure(int e, const char *path, kvs_err *err)
 }
 
 /* A full backlog answers EAGAIN at once and nothing can be polled for: try again, rarer and rarer. */
-static kvs_status dial(link *l, const char *path, int64_t deadline, kvs_err *err)
+static kvs_status dial(wire_link *l, const char *path, int64_t deadline, kvs_err *err)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     int64_t begin = clock_ns(), pause = 1000000;
@@ -202,7 +202,7 @@ static kvs_status dial(link *l, const char *path, int64_t deadline, kvs_err *err
     return KVS_OK;
 }
 
-kvs_status link_open(link *l, const char *path, int cancel_fd, int64_t deadline, kvs_err *err)
+kvs_status link_open(wire_link *l, const char *path, int cancel_fd, int64_t deadline, kvs_err *err)
 {
     kvs_status s;
 
@@ -219,7 +219,7 @@ kvs_status link_open(link *l, const char *path, int cancel_fd, int64_t deadline,
     return s;
 }
 
-void link_close(link *l)
+void link_close(wire_link *l)
 {
     frame_reader_fini(&l->reader);
     if (l->fd >= 0)
@@ -228,7 +228,7 @@ void link_close(link *l)
 }
 
 /* KVS_OK: ready for `events`, or hung up: the call that follows will say. */
-static kvs_status await(link *l, short events, int64_t deadline, kvs_err *err)
+static kvs_status await(wire_link *l, short events, int64_t deadline, kvs_err *err)
 {
     struct pollfd p[2] = {{.fd = l->fd, .events = events}, {.fd = l->cancel_fd, .events = POLLIN}};
     int got = poll_until(p, 2, deadline);
@@ -242,7 +242,7 @@ static kvs_status await(link *l, short events, int64_t deadline, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status send_all(link *l, const link_frame *q, int64_t deadline, kvs_err *err)
+static kvs_status send_all(wire_link *l, const link_frame *q, int64_t deadline, kvs_err *err)
 {
     uint8_t head[WIRE_HEADER_BYTES];
     wire_header h = {.op = q->op, .id = l->next_id, .body_len = (uint32_t)q->len, .n_fds = (uint16_t)q->n_fds};
@@ -273,7 +273,7 @@ static kvs_status send_all(link *l, const link_frame *q, int64_t deadline, kvs_e
     return KVS_OK;
 }
 
-kvs_status link_exchange(link *l, const link_frame *q, int64_t deadline, frame *ret, kvs_err *err)
+kvs_status link_exchange(wire_link *l, const link_frame *q, int64_t deadline, frame *ret, kvs_err *err)
 {
     kvs_status s = send_all(l, q, deadline, err);
 

@@ -98,6 +98,13 @@ static kvs_status mark_check(const kvs_mark *after, const kvs_mark *signal, kvs_
     return KVS_OK;
 }
 
+static uint64_t block_bytes(const kvs_ns *ns, uint32_t n)
+{
+    uint64_t one = ns->info.slot_bytes;
+
+    return one != 0 && n > UINT64_MAX / one ? UINT64_MAX : n * one;
+}
+
 static void put_keys(wire_out *o, const uint8_t *keys, uint32_t n)
 {
     wire_put_bytes(o, keys, (size_t)n * WIRE_KEY_BYTES);
@@ -425,7 +432,7 @@ static kvs_status build_load(call *k, kvs_request *r, const void *args, uint32_t
     if (!by_lease)
         put_keys(&k->out, a->keys, a->n);
     put_slots(&k->out, a->slots, a->n);
-    k->cost = a->n * a->ns->info.slot_bytes;
+    k->cost = block_bytes(a->ns, a->n);
     k->chosen = any_slot_is_free(a->slots, a->n);
     k->region_id = q.region;
     return finish(k, s);
@@ -475,7 +482,7 @@ static kvs_status build_store(call *k, kvs_request *r, const void *args, uint32_
     wire_put_store_req(&k->out, &q);
     put_keys(&k->out, a->keys, a->n);
     put_slots(&k->out, a->slots, a->n);
-    k->cost = a->n * a->ns->info.slot_bytes;
+    k->cost = block_bytes(a->ns, a->n);
     return finish(k, s);
 }
 

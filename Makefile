@@ -85,5 +85,67 @@ $(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
 	$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
 .PRECIOUS: $(BUILD)/%.o
 .SECONDARY:
+
+# ---- use ----------------------------------------------------------------------------------------------------
+demo: all
+	$(BUILD)/kvstridectl demo
+run: all
+	$(BUILD)/kvstrided $(if $(CONFIG_FILE),--config $(CONFIG_FILE)) --socket $(CURDIR)/build/kvstrided.sock \
+	    --admin-socket $(CURDIR)/build/admin.sock
+
+# ---- proof --------------------------------------------------------------------------------------------------
+# Under SAN=thread only the race programs: Criterion's runner does not survive that sanitizer.
+TESTS := $(if $(findstring thread,$(SAN)),$(RACE),$(UNIT) $(RACE))
+test: deps
+	@$(MAKE) --no-print-directory test-programs
+	@tests/run $(BUILD) $(TESTS)
+test-programs: programs $(TESTS)
+test-race:
+	@$(MAKE) --no-print-directory SAN=thread test
+
+check:
+	@.ci/deps clang-format clang-tidy
+	@tests/check
+FUZZ_SECONDS ?= 20
+fuzz:
+	@.ci/deps clang
+	@tests/fuzz/run $(FUZZ_SECONDS)
+bench: all
+	@$(MAKE) --no-print-directory $(BENCH)
+	@tests/bench/run $(BUILD)
+
+# ---- ship ---------------------------------------------------------------------------------------------------
+# Programs, tests and benches with every shared library they need: runs on any x86-64 Linux with glibc >= 2.36.
+bundle: all
+	@$(MAKE) --no-print-directory $(TESTS) $(BENCH)
+	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(BENCH)
+
+BIN := $(DESTDIR)$(PREFIX)/bin
+LIB := $(DESTDIR)$(PREFIX)/lib
+INC := $(DESTDIR)$(PREFIX)/include/kvstride
+ETC := $(DESTDIR)/etc/kvstrided
+UNITS := $(LIB)/systemd/system
+install: all
+	install -d $(BIN) $(LIB)/pkgconfig $(INC)/proto $(ETC) $(UNITS) $(LIB)/sysusers.d $(LIB)/tmpfiles.d
+	install -m 755 $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BIN)
+	install -m 755 $(BUILD)/$(SO) $(LIB)
+	ln -sf $(SO) $(LIB)/libkvstride.so
+	install -m 644 $(BUILD)/libkvstride.a $(LIB)
+	install -m 644 proto/client/kvstride.h $(INC)
+	install -m 644 proto/status.h proto/layout.h proto/PROTOCOL.md $(INC)/proto
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' proto/client/kvstride.pc.in > $(LIB)/pkgconfig/kvstride.pc
+	[ -e $(ETC)/kvstrided.json ] || install -m 644 config/kvstrided.json $(ETC)
+	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/kvstrided.service > $(UNITS)/kvstrided.service
+	install -m 644 systemd/kvstrided.sysusers $(LIB)/sysusers.d/kvstrided.conf
+	install -m 644 systemd/kvstrided.tmpfiles $(LIB)/tmpfiles.d/kvstrided.conf
+uninstall:
+	rm -f $(BIN)/kvstrided $(BIN)/kvstridectl $(LIB)/$(SO) $(LIB)/libkvstride.so $(LIB)/libkvstride.a
+	rm -f $(LIB)/pkgconfig/kvstride.pc $(UNITS)/kvstrided.service $(LIB)/sysusers.d/kvstrided.conf
+	rm -f $(LIB)/tmpfiles.d/kvstrided.conf
+	rm -rf $(INC)
+	@echo "kept: $(ETC)"
+clean:
+	rm -rf build
+
 -include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: all programs deps
+.PHONY: all programs deps demo run test test-programs test-race check fuzz bench bundle install uninstall clean

@@ -4,7 +4,10 @@
 /* Decoder: one thread a device that runs cache-write and attention kernels.
  *
  * Knows kernel arguments and the device table.  Does not know keys, regions' owners, sockets.
- * Threads and ownership as in mover.h; all argument memory is borrowed from submit to on_done. */
+ * Threads and ownership as in mover.h; all argument memory is borrowed from submit to on_done.
+ *
+ * A call that fails does not keep later ones from running, except that a lost device fails all that follow
+ * without another device call.  job.stop is looked at before each call. */
 
 #include "daemon/job.h"
 #include "kernels/device.h"
@@ -17,7 +20,8 @@ typedef struct decoder_call {
         kvs_mla_write_args write;
         kvs_mla_decode_args decode;
     } args;
-    kvs_status status; /* out; the text of the first failure is in job.err */
+    kvs_status
+        status; /* out; E_RANGE: it ran and result.bad entries were skipped.  First failure's text: job.err */
     kvs_mla_decode_result result; /* out; write: only `bad` */
 } decoder_call;
 

@@ -4,15 +4,17 @@
 /* Job: what mover and decoder have in common: wait for a counter, run, signal a counter, come back once.
  *
  * Knows a client's counter page and four states.  Does not know copies or kernels.
- * Threads: the loop submits, drops and reads `status` after on_done; the worker runs it.  `state` is the only field both
- * touch at the same time.
- * Ownership: embedded in the request; the counter page outlives the job (the peer keeps it until its jobs are back).
+ * Threads: the loop submits, drops and reads `status` after on_done; the worker runs it.  `state` is the only
+ * field both touch at the same time. Ownership: embedded in the request; the counter page outlives the job
+ * (the peer keeps it until its jobs are back).
  *
  *   WAITING --worker: after is reached, claims it--> RUNNING --worker posts--> on_done (status of the run)
- *      `-----loop: job_drop---------------------> DROPPED --worker posts--> on_done (status E_CANCELLED, nothing touched)
+ *      `-----loop: job_drop---------------------> DROPPED --worker posts--> on_done (status E_CANCELLED,
+ * nothing touched)
  *
- * Exactly one on_done follows each submit.  No worker ever blocks on `after`: jobs that wait stay on a list that the
- * worker polls (acquire load; brief spin, then sleeps of 50 us growing to 1 ms), and others overtake them. */
+ * Exactly one on_done follows each submit.  No worker ever blocks on `after`: jobs that wait stay on a list
+ * that the worker polls (acquire load; brief spin, then sleeps of 50 us growing to 1 ms), and others overtake
+ * them. */
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -27,12 +29,15 @@ enum job_state { JOB_WAITING, JOB_RUNNING, JOB_DROPPED };
 typedef struct job {
     work work;             /* first: on_done is set by the submitter */
     struct job *next_wait; /* the worker's */
+    uint64_t seq;          /* the worker's: place in submit order */
     _Atomic uint32_t state;
-    _Atomic bool stop; /* set by the loop while RUNNING: give up before the next item, report E_CANCELLED for the rest */
+    _Atomic bool stop; /* set by the loop while RUNNING: give up before the next item, report E_CANCELLED for
+                          the rest */
     uint8_t *counters; /* the client's counter page, or NULL; 8,192 bytes, see proto/wire.h */
     uint32_t after_counter, signal_counter; /* WIRE_NONE32: none; ranges were checked at admission */
     uint64_t after_value, signal_value;
-    bool signal_by_worker; /* LOAD, WRITE, DECODE: as soon as the bytes are there.  STORE: the loop, once published */
+    bool signal_by_worker; /* LOAD, WRITE, DECODE: as soon as the bytes are there.  STORE: the loop, once
+                              published */
     bool signalled;
     kvs_status status; /* of the run, valid in on_done */
     kvs_err err;
@@ -44,7 +49,11 @@ bool job_is_due(const job *j); /* any thread: the after counter has been reached
 bool job_drop(job *j);
 /* Worker: true if it is ours to run. */
 bool job_claim(job *j);
-/* Write `status` to the error word if it is not OK, then advance the value (release).  At most once; none: nothing. */
+/* Write `status` to the error word if it is not OK, then advance the value (release).  At most once; none:
+ * nothing. */
 void job_signal(job *j, kvs_status status);
+/* Worker: one of the job's parts ended with `s`.  `status` keeps the worst (lost device > device > data >
+ * cancelled), `err` the text of the first.  OK changes nothing. */
+void job_note(job *j, kvs_status s, const kvs_err *err);
 
 #endif

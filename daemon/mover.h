@@ -7,8 +7,10 @@
  * Threads: create, submit, kick, destroy on the loop thread; everything else on its own.
  * Ownership: a job, its items, map and counter page are borrowed from submit to on_done.
  *
- * Jobs run in submit order except those whose `after` is not reached.  Items of a job are submitted to the device in
- * bounded batches (at most 16 MiB or 256 copies), adjacent pieces merged. */
+ * Jobs run in submit order except those whose `after` is not reached.  Items of a job are submitted to the
+ * device in bounded batches (at most 16 MiB or 256 copies), adjacent pages of a block merged.  job.stop is
+ * looked at before each batch; a block that is cut there is E_CANCELLED.  A batch that fails costs the items
+ * that had bytes in it; a lost device costs every item, and every later job without another device call. */
 
 #include <stdint.h>
 
@@ -21,9 +23,10 @@ typedef struct mover mover;
 typedef struct mover_item {
     uint8_t *host;     /* the block's slot in the arena */
     uint32_t slot;     /* in the region */
-    kvs_status status; /* out: OK, E_CORRUPT (verify failed), E_DEVICE, E_CANCELLED */
-    uint64_t checksum; /* store: out, XXH3-64 of the block as stored.  load with verify: in, what it must be */
-    bool verify;       /* load: compare first; nothing is copied on a mismatch */
+    kvs_status status; /* out: OK, E_CORRUPT (verify failed), E_DEVICE, E_DEVICE_LOST, E_CANCELLED */
+    uint64_t
+        checksum; /* store: out, XXH3-64 of the block as stored.  load with verify: in, what it must be */
+    bool verify;  /* load: compare first; nothing is copied on a mismatch */
 } mover_item;
 
 typedef struct mover_job {
@@ -35,14 +38,16 @@ typedef struct mover_job {
 } mover_job;
 
 typedef struct mover_stats { /* read from any thread, each value by itself */
-    uint64_t jobs, blocks, bytes, busy_us, failed, queued;
+    uint64_t jobs, blocks, bytes, busy_us, failed,
+        queued;         /* as worker_stats; blocks and bytes: copied whole */
     uint64_t oldest_us; /* age of the job that is being waited for by the device; 0 if idle */
 } mover_stats;
 
 kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink, kvs_err *err);
 void mover_submit(mover *m, mover_job *j);
-void mover_kick(mover *m);    /* after job_drop or job.stop: look at the lists again */
-void mover_destroy(mover *m); /* waits for what runs, drops what waits; every on_done has been posted when it returns */
+void mover_kick(mover *m); /* after job_drop or job.stop: look at the lists again */
+void mover_destroy(
+    mover *m); /* waits for what runs, drops what waits; every on_done has been posted when it returns */
 void mover_get_stats(const mover *m, mover_stats *ret);
 
 #endif

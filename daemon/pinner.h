@@ -1,10 +1,11 @@
 #ifndef KVS_DAEMON_PINNER_H
 #define KVS_DAEMON_PINNER_H
 
-/* Pinner: the thread for what may block for long: allocating and registering the arena's pieces, making and unmapping
- * regions.  Urgent tasks (a client waits) go before others (the arena grows).
+/* Pinner: the thread for what may block for long: allocating and registering the arena's pieces, making and
+ * unmapping regions.  Urgent tasks (a client waits) go before others (the arena grows).
  *
- * Knows nothing but functions to run.  Threads: submit on the loop; run on its own.  The task is borrowed until on_done. */
+ * Knows nothing but functions to run.  Threads: submit on the loop; run on its own.  The task is borrowed
+ * until on_done. */
 
 #include <stdbool.h>
 

@@ -1,0 +1,289 @@
+#include "config/config.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "config/json.h"
+#include "config/option.h"
+#include "config/value.h"
+
+enum {
+    FILE_MAX = 1 << 20, /* bytes; a config file is a few hundred */
+    SHOWN_PATH = 100,   /* of a file name, its end, so that the reason still fits behind it */
+    TYPO_DISTANCE = 2   /* edits up to which a key counts as meant */
+};
+
+void config_default(config *c)
+{
+    memset(c, 0, sizeof *c);
+    for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++) {
+        if (o->def_text != NULL)
+            option_set_string(c, o, o->def_text);
+        else
+            option_set_number(c, o, o->def);
+    }
+}
+
+/* ---- keys ---- */
+
+static size_t least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static int lower(char c)
+{
+    return c >= 'A' && c <= 'Z' ? c + 32 : (unsigned char)c;
+}
+
+/* Edits (insert, delete, replace; case is free) that make `a` of `b`; large for words too long to be keys. */
+static size_t distance(const char *a, const char *b)
+{
+    size_t row[JSON_QUOTED_BYTES], na = strlen(a), nb = strlen(b);
+
+    if (na >= JSON_QUOTED_BYTES || nb >= JSON_QUOTED_BYTES)
+        return JSON_QUOTED_BYTES;
+    for (size_t j = 0; j <= nb; j++)
+        row[j] = j;
+    for (size_t i = 1; i <= na; i++) {
+        size_t diagonal = row[0];
+
+        row[0] = i;
+        for (size_t j = 1; j <= nb; j++) {
+            size_t replaced = diagonal + (lower(a[i - 1]) != lower(b[j - 1]));
+
+            diagonal = row[j];
+            row[j] = least(replaced, least(row[j], row[j - 1]) + 1);
+        }
+    }
+    return row[nb];
+}
+
+/* The key that was probably meant by `key` inside `section` ("" = top level): misspelt, or left out of its
+ * section. */
+static const char *nearest_key(char buf[JSON_QUOTED_BYTES], const char *section, const char *key)
+{
+    size_t d, best = TYPO_DISTANCE + 1;
+    const char *found = NULL;
+
+    for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++) {
+        size_t n = option_section_bytes(o);
+        char name[JSON_QUOTED_BYTES];
+
+        if (*section == '\0')
+            (void)snprintf(name, sizeof name, "%.*s", (int)n, o->key);
+        else if (strlen(section) == n && memcmp(section, o->key, n) == 0)
+            (void)snprintf(name, sizeof name, "%s", option_name(o));
+        else
+            continue;
+        d = distance(key, name);
+        if (d >= best)
+            continue;
+        best = d;
+        found = memcpy(buf, name, sizeof name);
+    }
+    for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS && found == NULL; o++) {
+        if (strcmp(key, option_name(o)) == 0 || strcmp(key, o->key) == 0)
+            found = o->key;
+    }
+    return found;
+}
+
+static kvs_status unknown_key(const char *section, const char *key, kvs_err *err)
+{
+    char shown[JSON_QUOTED_BYTES], meant_buf[JSON_QUOTED_BYTES], where[JSON_QUOTED_BYTES] = "";
+    const char *meant = nearest_key(meant_buf, section, key), *dot;
+
+    if (*section != '\0')
+        (void)snprintf(where, sizeof where, " in \"%s\"", section);
+    (void)json_quote(shown, key);
+    if (meant == NULL)
+        return kvs_fail(err, KVS_E_CONFIG, "%s%s: unknown key", shown, where);
+    dot = strchr(meant, '.');
+    if (dot == NULL)
+        return kvs_fail(err, KVS_E_CONFIG, "%s%s: unknown key; did you mean \"%s\"?", shown, where, meant);
+    return kvs_fail(err, KVS_E_CONFIG, "%s%s: unknown key; did you mean {\"%.*s\": {\"%s\": ...}}?", shown,
+                    where, (int)(dot - meant), meant, dot + 1);
+}
+
+static bool is_section(const char *key)
+{
+    for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++) {
+        if (strlen(key) == option_section_bytes(o) && strncmp(key, o->key, strlen(key)) == 0)
+            return true;
+    }
+    return false;
+}
+
+static const option *find_option(const char *section, const char *name)
+{
+    for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++) {
+        size_t n = option_section_bytes(o);
+
+        if (strlen(section) == n && memcmp(section, o->key, n) == 0 && strcmp(name, option_name(o)) == 0)
+            return o;
+    }
+    return NULL;
+}
+
+static kvs_status set_section(config *c, const json_node *section, kvs_err *err)
+{
+    const char *name = json_key(section);
+    kvs_status st;
+
+    if (!is_section(name))
+        return unknown_key("", name, err);
+    if (json_type_of(section) != JSON_OBJECT)
+        return kvs_fail(err, KVS_E_CONFIG, "%s: expected an object with its keys, found %s", name,
+                        json_type_name(json_type_of(section)));
+    for (const json_node *n = json_first(section); n != NULL; n = json_next(n)) {
+        const option *o = find_option(name, json_key(n));
+
+        st = o == NULL ? unknown_key(name, json_key(n), err) : value_set(c, o, n, err);
+        if (st != KVS_OK)
+            return st;
+    }
+    return KVS_OK;
+}
+
+/* ---- rules between keys ---- */
+
+/* Do two absolute paths spell the same name?  Repeated slashes do not count. */
+static bool same_path(const char *a, const char *b)
+{
+    for (;;) {
+        while (a[0] == '/' && a[1] == '/')
+            a++;
+        while (b[0] == '/' && b[1] == '/')
+            b++;
+        if (*a != *b || *a == '\0')
+            return *a == *b;
+        a++;
+        b++;
+    }
+}
+
+static kvs_status check_order(const char *low_key, int64_t low, const char *high_key, int64_t high,
+                              const char *unit, kvs_err *err)
+{
+    if (low <= high)
+        return KVS_OK;
+    return kvs_fail(err, KVS_E_CONFIG, "%s: %" PRId64 " %s is more than %s, %" PRId64 " %s", low_key, low,
+                    unit, high_key, high, unit);
+}
+
+kvs_status config_check(const config *c, kvs_err *err)
+{
+    const int64_t extent = c->pool_extent_bytes;
+    char shown[JSON_QUOTED_BYTES];
+    kvs_status st;
+
+    st = check_order("deadline.default_ms", c->default_deadline_ms, "deadline.max_ms", c->max_deadline_ms,
+                     "ms", err);
+    if (st == KVS_OK)
+        st = check_order("limits.out_high_bytes", c->out_high_bytes, "limits.out_max_bytes", c->out_max_bytes,
+                         "bytes", err);
+    if (st == KVS_OK)
+        st = check_order("limits.max_body_bytes", c->max_body_bytes, "limits.out_max_bytes", c->out_max_bytes,
+                         "bytes", err);
+    if (st == KVS_OK)
+        st = check_order("pool.extent_bytes", extent, "pool.max_bytes", c->pool_max_bytes, "bytes", err);
+    if (st == KVS_OK && extent != 0 && extent < CONFIG_KIB(4))
+        st = kvs_fail(err, KVS_E_CONFIG, "pool.extent_bytes: %" PRId64 " bytes; must be 0 or at least 4096",
+                      extent);
+    if (st == KVS_OK && same_path(c->socket_path, c->admin_path))
+        st = kvs_fail(err, KVS_E_CONFIG, "admin.path: the same as socket.path, %s; they must differ",
+                      json_quote(shown, c->admin_path));
+    return st;
+}
+
+/* ---- documents and files ---- */
+
+kvs_status config_parse(config *c, const char *text, size_t len, kvs_err *err)
+{
+    config next = *c;
+    const json_node *root;
+    json *j;
+    kvs_status st = json_parse(text, len, &j, err);
+
+    if (st != KVS_OK)
+        return st;
+    root = json_root(j);
+    if (json_type_of(root) != JSON_OBJECT)
+        st = kvs_fail(err, KVS_E_CONFIG, "expected one JSON object, found %s",
+                      json_type_name(json_type_of(root)));
+    for (const json_node *n = st == KVS_OK ? json_first(root) : NULL; n != NULL && st == KVS_OK;
+         n = json_next(n))
+        st = set_section(&next, n, err);
+    json_destroy(j);
+    if (st == KVS_OK)
+        st = config_check(&next, err);
+    if (st == KVS_OK)
+        *c = next;
+    return st;
+}
+
+/* At most `cap` bytes of a regular file.  *ret_len == cap: there may be more. */
+static kvs_status read_file(const char *path, char *buf, size_t cap, size_t *ret_len, kvs_err *err)
+{
+    /* Not waiting: the name could be a pipe that nobody writes. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    struct stat sb;
+    size_t len = 0;
+    ssize_t n = 1;
+
+    if (fd < 0)
+        return kvs_fail(err, KVS_E_CONFIG, "cannot be opened: %s", strerror(errno));
+    if (fstat(fd, &sb) != 0 || !S_ISREG(sb.st_mode)) {
+        (void)close(fd);
+        return kvs_fail(err, KVS_E_CONFIG, "is %s, not a regular file",
+                        S_ISDIR(sb.st_mode) ? "a directory" : "special");
+    }
+    while (n > 0 && len < cap) {
+        n = read(fd, buf + len, cap - len);
+        if (n < 0 && errno == EINTR)
+            n = 1;
+        else if (n > 0)
+            len += (size_t)n;
+    }
+    if (n < 0)
+        (void)kvs_fail(err, KVS_E_CONFIG, "cannot be read: %s", strerror(errno));
+    (void)close(fd);
+    *ret_len = len;
+    return n < 0 ? KVS_E_CONFIG : KVS_OK;
+}
+
+static kvs_status load(config *c, const char *path, char *buf, kvs_err *err)
+{
+    size_t len = 0;
+    kvs_status st = read_file(path, buf, FILE_MAX + 1, &len, err);
+
+    if (st != KVS_OK)
+        return st;
+    if (len > FILE_MAX)
+        return kvs_fail(err, KVS_E_CONFIG, "is larger than %d bytes", (int)FILE_MAX);
+    if (len == 0)
+        return kvs_fail(err, KVS_E_CONFIG, "is empty; {} stands for the defaults");
+    return config_parse(c, buf, len, err);
+}
+
+kvs_status config_load(config *c, const char *path, kvs_err *err)
+{
+    size_t len = strlen(path), skip = len > SHOWN_PATH ? len - SHOWN_PATH : 0;
+    kvs_err why = {0};
+    char *buf = malloc(FILE_MAX + 1);
+    kvs_status st;
+
+    if (buf == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "out of memory: %d bytes to read a file", FILE_MAX + 1);
+    st = load(c, path, buf, &why);
+    free(buf);
+    if (st != KVS_OK)
+        return kvs_fail(err, st, "%s%s: %s", skip > 0 ? "..." : "", path + skip, why.msg);
+    return KVS_OK;
+}

@@ -1,0 +1,251 @@
+#include <inttypes.h>
+#include <string.h>
+
+#include "config/config.h"
+#include "config/json.h"
+#include "config/option.h"
+
+/* Calls `begin` before the first option of a section and json_end behind its last. */
+static void each_section(json_writer *w, const config *c, void (*begin)(json_writer *w, const char *section),
+                         void (*put)(json_writer *w, const config *c, const option *o),
+                         void (*end)(json_writer *w))
+{
+    for (size_t i = 0; i < N_OPTIONS; i++) {
+        const option *o = &OPTIONS[i];
+        char section[OPTION_TEXT_BYTES];
+
+        (void)snprintf(section, sizeof section, "%.*s", (int)option_section_bytes(o), o->key);
+        if (i == 0 || !option_same_section(o - 1, o))
+            begin(w, section);
+        put(w, c, o);
+        if (i + 1 == N_OPTIONS || !option_same_section(o, o + 1))
+            end(w);
+    }
+}
+
+static kvs_status finish(json_writer *w, FILE *to)
+{
+    size_t len;
+    const char *text = json_text(w, &len);
+    kvs_status st = text == NULL ? KVS_E_NO_MEMORY : KVS_OK;
+
+    if (text != NULL)
+        json_pretty(text, len, to);
+    json_writer_destroy(w);
+    return st == KVS_OK && ferror(to) ? KVS_E_SYS : st;
+}
+
+/* ---- values ---- */
+
+static void put_value(json_writer *w, const char *key, const config *c, const option *o)
+{
+    char text[OPTION_TEXT_BYTES];
+    const char *v = option_format(text, c, o);
+
+    if (o->kind == OPTION_BOOL)
+        json_put_bool(w, key, option_number(c, o) != 0);
+    else if (o->kind == OPTION_INT || (o->kind == OPTION_SIZE && option_number(c, o) % 1024 != 0) ||
+             (o->kind == OPTION_SIZE && option_number(c, o) == 0))
+        json_put_i64(w, key, option_number(c, o));
+    else
+        json_put_string(w, key, v);
+}
+
+static void put_option(json_writer *w, const config *c, const option *o)
+{
+    put_value(w, option_name(o), c, o);
+}
+
+kvs_status config_print(const config *c, FILE *to)
+{
+    json_writer *w = json_writer_create();
+
+    if (w == NULL)
+        return KVS_E_NO_MEMORY;
+    json_begin_object(w, NULL);
+    each_section(w, c, json_begin_object, put_option, json_end);
+    json_end(w);
+    return finish(w, to);
+}
+
+/* ---- the README table ---- */
+
+static void print_range(const option *o, FILE *to)
+{
+    char lo[OPTION_TEXT_BYTES], hi[OPTION_TEXT_BYTES];
+    const char *choice;
+    size_t len;
+
+    switch (o->kind) {
+    case OPTION_SIZE:
+        option_format_size(lo, o->min);
+        option_format_size(hi, o->max);
+        fprintf(to, "%s..%s", lo, hi);
+        return;
+    case OPTION_INT:
+        fprintf(to, "%" PRId64 "..%" PRId64, o->min, o->max);
+        return;
+    case OPTION_WORD:
+        for (size_t i = 0; (choice = option_choice(o, i, &len)) != NULL; i++)
+            fprintf(to, "%s`%.*s`", i > 0 ? ", " : "", (int)len, choice);
+        return;
+    case OPTION_BOOL:
+        fputs("`true`, `false`", to);
+        return;
+    case OPTION_MODE:
+        fputs("`\"0000\"`..`\"0777\"`", to);
+        return;
+    case OPTION_PATH:
+        fprintf(to, "absolute, 1..%d bytes", (int)OPTION_PATH_MAX);
+        return;
+    }
+}
+
+kvs_status config_print_table(FILE *to)
+{
+    static const char *const KINDS[] = {"size", "integer", "boolean", "path", "word", "mode"};
+    char text[OPTION_TEXT_BYTES];
+    config c;
+
+    config_default(&c);
+    fputs("| key | type | default | range | unit | reload | meaning |\n|---|---|---|---|---|---|---|\n", to);
+    for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++) {
+        fprintf(to, "| `%s` | %s | `%s` | ", o->key, KINDS[o->kind], option_format(text, &c, o));
+        print_range(o, to);
+        fprintf(to, " | %s | %s | %s |\n", o->unit, o->reloadable ? "yes" : "restart", o->help);
+    }
+    return ferror(to) ? KVS_E_SYS : KVS_OK;
+}
+
+/* ---- the schema ---- */
+
+static void put_range(json_writer *w, const option *o)
+{
+    json_put_string(w, "type", "integer");
+    json_put_i64(w, "minimum", o->min);
+    json_put_i64(w, "maximum", o->max);
+}
+
+static void put_string_rule(json_writer *w, const char *pattern)
+{
+    json_put_string(w, "type", "string");
+    json_put_string(w, "pattern", pattern);
+}
+
+static void put_choices(json_writer *w, const option *o)
+{
+    char text[CONFIG_WORD_BYTES];
+    const char *choice;
+    size_t len;
+
+    json_begin_array(w, "enum");
+    for (size_t i = 0; (choice = option_choice(o, i, &len)) != NULL; i++) {
+        (void)snprintf(text, sizeof text, "%.*s", (int)len, choice);
+        json_put_string(w, NULL, text);
+    }
+    json_end(w);
+}
+
+static void put_size_forms(json_writer *w, const option *o)
+{
+    json_begin_array(w, "anyOf");
+    json_begin_object(w, NULL);
+    put_range(w, o);
+    json_end(w);
+    json_begin_object(w, NULL);
+    put_string_rule(
+        w, "^(0|[1-9][0-9]*)(B|KiB|MiB|GiB|TiB)?$"); /* the range of a string is the program's to check */
+    json_end(w);
+    json_end(w);
+}
+
+static void put_rule(json_writer *w, const option *o)
+{
+    switch (o->kind) {
+    case OPTION_SIZE:
+        put_size_forms(w, o);
+        return;
+    case OPTION_INT:
+        put_range(w, o);
+        return;
+    case OPTION_BOOL:
+        json_put_string(w, "type", "boolean");
+        return;
+    case OPTION_PATH:
+        put_string_rule(w, "^/(.*[^/])$");
+        json_put_i64(w, "maxLength", OPTION_PATH_MAX);
+        return;
+    case OPTION_WORD:
+        put_choices(w, o);
+        return;
+    case OPTION_MODE:
+        put_string_rule(w, "^0?[0-7]{3}$");
+        return;
+    }
+}
+
+static void put_option_schema(json_writer *w, const config *c, const option *o)
+{
+    char text[512];
+
+    (void)snprintf(text, sizeof text, "%s%s%s%s (%s)", o->help, *o->unit != '\0' ? " [" : "", o->unit,
+                   *o->unit != '\0' ? "]" : "", o->reloadable ? "taken over by a reload" : "needs a restart");
+    json_begin_object(w, option_name(o));
+    json_put_string(w, "description", text);
+    put_rule(w, o);
+    put_value(w, "default", c, o);
+    json_end(w);
+}
+
+static void begin_closed_object(json_writer *w, const char *key)
+{
+    json_begin_object(w, key);
+    json_put_string(w, "type", "object");
+    json_put_bool(w, "additionalProperties", false);
+    json_begin_object(w, "properties");
+}
+
+static void end_closed_object(json_writer *w)
+{
+    json_end(w);
+    json_end(w);
+}
+
+kvs_status config_print_schema(FILE *to)
+{
+    json_writer *w = json_writer_create();
+    config c;
+
+    if (w == NULL)
+        return KVS_E_NO_MEMORY;
+    config_default(&c);
+    json_begin_object(w, NULL);
+    json_put_string(w, "$schema", "https://json-schema.org/draft/2020-12/schema");
+    json_put_string(w, "title", "kvstrided configuration");
+    json_put_string(w, "type", "object");
+    json_put_bool(w, "additionalProperties", false);
+    json_begin_object(w, "properties");
+    each_section(w, &c, begin_closed_object, put_option_schema, end_closed_object);
+    json_end(w);
+    json_end(w);
+    return finish(w, to);
+}
+
+/* ---- what a reload would change ---- */
+
+size_t config_changed(const config *from, const config *to, config_on_change *on_change, void *ud)
+{
+    char old_buf[OPTION_TEXT_BYTES], new_buf[OPTION_TEXT_BYTES];
+    size_t n = 0;
+
+    for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++) {
+        const char *old = option_format(old_buf, from, o), *new = option_format(new_buf, to, o);
+
+        if (strcmp(old, new) == 0)
+            continue;
+        n++;
+        if (on_change != NULL)
+            on_change(ud, &(config_change){o->key, o->reloadable, old, new});
+    }
+    return n;
+}

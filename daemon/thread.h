@@ -1,0 +1,24 @@
+#ifndef KVS_DAEMON_THREAD_H
+#define KVS_DAEMON_THREAD_H
+
+/* Threads that are not the loop: how they start, and the clock they wait by.
+ *
+ * Knows pthreads.  Does not know what a thread does.  Any thread may call.  The caller owns the pthread_t and
+ * joins it. */
+
+#include <pthread.h>
+#include <stdint.h>
+
+#include "proto/status.h"
+
+uint64_t thread_now_us(void); /* monotonic */
+
+/* A condition whose timed wait counts on the monotonic clock: a clock that is set does not stall a worker. */
+int thread_cond_init(pthread_cond_t *c);
+/* Wait at most `us`.  `m` is held; early returns happen. */
+void thread_cond_wait_us(pthread_cond_t *c, pthread_mutex_t *m, uint64_t us);
+
+/* Start `fn(arg)` under a name of at most 15 bytes, all signals blocked: they belong to the loop. */
+kvs_status thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void *arg, kvs_err *err);
+
+#endif

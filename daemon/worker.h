@@ -1,0 +1,40 @@
+#ifndef KVS_DAEMON_WORKER_H
+#define KVS_DAEMON_WORKER_H
+
+/* Worker: the thread under mover and decoder.  It takes jobs, keeps those that wait for a counter aside, runs
+ * the others in submit order and posts each exactly once.
+ *
+ * Knows jobs and the sink.  Does not know what a job does: that is `run`.
+ * Threads: create, submit, kick, destroy on the loop thread; get_stats on any; the callbacks on the worker
+ * thread. Ownership: jobs are borrowed from submit until they are posted; `ud` is the caller's and outlives
+ * the worker.
+ *
+ *   submit --> inbox --(due)----------------------> ready (submit order) --claim, run, signal--> post
+ *                 `--(after not reached)--> waiting --(due)--^   dropped ones leave both lists as E_CANCELLED
+ */
+
+#include "daemon/job.h"
+
+typedef struct worker worker;
+
+typedef struct worker_ops {
+    const char *name;                            /* of the thread, at most 15 bytes */
+    kvs_status (*start)(void *ud, kvs_err *err); /* before the first job; a failure is create's failure */
+    void (*run)(void *ud, job *j); /* notes failures with job_note; status and err start clean */
+    void (*stop)(void *ud);        /* after the last job, if start succeeded */
+} worker_ops;
+
+typedef struct worker_stats {
+    uint64_t jobs, failed; /* that ran; of these, with a status other than OK and E_CANCELLED */
+    uint64_t queued;       /* submitted and not yet running */
+    uint64_t busy_us;      /* time in run, of jobs that have ended */
+    uint64_t oldest_us;    /* age of the run in progress; 0 if none */
+} worker_stats;
+
+kvs_status worker_create(worker **ret, const worker_ops *ops, void *ud, work_sink sink, kvs_err *err);
+void worker_submit(worker *w, job *j);
+void worker_kick(worker *w);
+void worker_destroy(worker *w); /* NULL is fine */
+void worker_get_stats(const worker *w, worker_stats *ret);
+
+#endif

@@ -1,0 +1,562 @@
+/* kvstridectl bench: every figure beside a plain one of the same run, as a ratio.
+ *
+ *   copy     STORE and LOAD of whole blocks  /  memcpy of the same blocks on one thread, in turn
+ *   trip     PING through libkvstride        /  a bare epoll echo, in turn
+ *   lookup   LOOKUP of 1,000 random keys of a million resident  /  that echo; and the tails of both under a store flood
+ *   memory   bookkeeping bytes a slot
+ *   idle     wake-ups a second of a daemon that nobody talks to
+ *
+ * Private daemons, gone afterwards.  The targets are those of the project; a figure that misses one says so. */
+#include "proto/ctl/ctl.h"
+
+#include <dirent.h>
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "config/json.h"
+#include "proto/ctl/clock.h"
+#include "proto/ctl/echo.h"
+#include "proto/ctl/pattern.h"
+#include "proto/ctl/private.h"
+#include "proto/ctl/progress.h"
+#include "proto/ctl/replay.h"
+
+enum {
+    COPY_BLOCKS = 32,
+    COPY_ROUNDS = 9,
+    TRIP_ROUNDS = 60,
+    TRIPS = 100,
+    RESIDENT = 1000000,
+    FILL_KEYS = 8000,
+    LOOKUP_KEYS = 1000,
+    LOOKUPS = 400,
+    TAIL_SAMPLES = 4000,
+    FLOOD_BLOCKS = 8,
+    IDLE_SECONDS = 8,
+    CALL_MS = 60000,
+};
+
+/* One line of the result. */
+typedef struct figure {
+    char name[72], plain[40];
+    double value, base, target; /* value / base is the ratio; base 0: the value itself is the figure */
+    const char *unit;
+    bool at_least;
+} figure;
+
+typedef struct bench {
+    const ctl *c;
+    figure figures[24];
+    uint32_t n;
+    kvs_err err;
+} bench;
+
+static void add(bench *b, const char *name, double value, const char *unit, double base, const char *plain,
+                bool at_least, double target)
+{
+    figure *f = &b->figures[b->n++];
+
+    (void)snprintf(f->name, sizeof f->name, "%s", name);
+    (void)snprintf(f->plain, sizeof f->plain, "%s", plain);
+    f->value = value;
+    f->base = base;
+    f->unit = unit;
+    f->at_least = at_least;
+    f->target = target;
+}
+
+/* A client with one region of `n` private slots. */
+typedef struct user {
+    kvs_client *client;
+    kvs_ns *ns;
+    kvs_region *region;
+    kvs_slot *slots;
+    uint8_t *base;
+    uint64_t slot_bytes;
+    uint32_t n;
+} user;
+
+static kvs_status user_open(user *u, const char *socket, uint32_t format, uint32_t layers, uint32_t tokens, uint32_t n,
+                            kvs_err *err)
+{
+    kvs_options o = KVS_OPTIONS_INIT;
+    kvs_plane *planes = calloc(layers, sizeof *planes);
+    kvs_namespace desc;
+    kvs_ns_info info;
+    void *base = NULL;
+    uint64_t bytes;
+    kvs_status s;
+
+    *u = (user){.n = n, .slots = calloc(n, sizeof *u->slots)};
+    if (planes == NULL || u->slots == NULL) {
+        free(planes);
+        return kvs_fail(err, KVS_E_NO_MEMORY, "no memory for %u layers or %u slots", layers, n);
+    }
+    o.path = socket;
+    o.name = "kvstridectl bench";
+    s = kvs_connect(&u->client, &o, err);
+    if (s == KVS_OK)
+        s = kvs_namespace_mla("bench", "", format, layers, tokens, planes, &desc, err);
+    if (s == KVS_OK)
+        s = kvs_open(u->client, &desc, &u->ns, 0, err);
+    if (s == KVS_OK)
+        s = kvs_region_create(u->ns, 0, n, &u->region, 0, err);
+    if (s == KVS_OK)
+        s = kvs_region_map(u->region, &base, &bytes, err);
+    if (s == KVS_OK)
+        s = kvs_slot_take(u->region, n, u->slots, 0, err);
+    free(planes);
+    if (s != KVS_OK)
+        return s;
+    kvs_ns_get(u->ns, &info);
+    u->slot_bytes = info.slot_bytes;
+    u->base = base;
+    return KVS_OK;
+}
+
+static void user_close(user *u)
+{
+    kvs_close(u->client);
+    free(u->slots);
+    *u = (user){0};
+}
+
+static kvs_status store(user *u, uint64_t first_id, uint32_t n, kvs_err *err)
+{
+    uint8_t *keys = malloc((size_t)n * KVS_KEY_BYTES);
+    kvs_status *results = malloc(n * sizeof *results);
+    kvs_slot *slots = malloc(n * sizeof *slots);
+    kvs_store_args a = {.ns = u->ns, .region = u->region, .n = n};
+    kvs_status s = KVS_E_NO_MEMORY;
+
+    if (keys != NULL && results != NULL && slots != NULL) {
+        for (uint32_t i = 0; i < n; i++) {
+            pattern_key(first_id + i, keys + (size_t)i * KVS_KEY_BYTES);
+            slots[i] = u->slots[i % u->n];
+        }
+        a.keys = keys;
+        a.slots = slots;
+        a.results = results;
+        s = kvs_store(&a, CALL_MS, err);
+    }
+    free(keys);
+    free(results);
+    free(slots);
+    return s;
+}
+
+static kvs_status load(user *u, uint64_t first_id, uint32_t n, kvs_err *err)
+{
+    uint8_t *keys = malloc((size_t)n * KVS_KEY_BYTES);
+    kvs_load_result *results = malloc(n * sizeof *results);
+    kvs_load_args a = {.ns = u->ns, .region = u->region, .n = n};
+    kvs_status s = KVS_E_NO_MEMORY;
+
+    if (keys != NULL && results != NULL) {
+        for (uint32_t i = 0; i < n; i++)
+            pattern_key(first_id + i, keys + (size_t)i * KVS_KEY_BYTES);
+        a.keys = keys;
+        a.slots = u->slots;
+        a.results = results;
+        s = kvs_load(&a, CALL_MS, err);
+    }
+    free(keys);
+    free(results);
+    return s;
+}
+
+/* ---- copy ---- */
+
+static kvs_status copy_rounds(bench *b, user *u, double *plain, double *stores, double *loads)
+{
+    double bytes = (double)COPY_BLOCKS * (double)u->slot_bytes;
+    uint8_t *other = malloc(COPY_BLOCKS * u->slot_bytes);
+    kvs_status s = KVS_OK;
+    uint64_t at;
+
+    if (other == NULL)
+        return kvs_fail(&b->err, KVS_E_NO_MEMORY, "no memory for %.0f bytes", bytes);
+    memset(other, 1, COPY_BLOCKS * u->slot_bytes);
+    /* The first round touches every page of the arena and does not count. */
+    for (int r = -1; r < COPY_ROUNDS && s == KVS_OK; r++) {
+        double t[3];
+
+        at = clock_ns();
+        for (uint32_t i = 0; i < COPY_BLOCKS; i++)
+            memcpy(u->base + u->slots[i].slot * u->slot_bytes, other + i * u->slot_bytes, u->slot_bytes);
+        t[0] = (double)(clock_ns() - at);
+        s = kvs_reset(u->client, u->ns, 0, NULL, 0, &b->err);
+        if (s != KVS_OK)
+            break;
+        at = clock_ns();
+        s = store(u, 0, COPY_BLOCKS, &b->err);
+        t[1] = (double)(clock_ns() - at);
+        if (s != KVS_OK)
+            break;
+        at = clock_ns();
+        s = load(u, 0, COPY_BLOCKS, &b->err);
+        t[2] = (double)(clock_ns() - at);
+        if (r >= 0) {
+            plain[r] = bytes / t[0];
+            stores[r] = bytes / t[1];
+            loads[r] = bytes / t[2];
+        }
+    }
+    free(other);
+    return s;
+}
+
+static kvs_status bench_copy(bench *b, bool checksum)
+{
+    double plain[COPY_ROUNDS], stores[COPY_ROUNDS], loads[COPY_ROUNDS], base;
+    uint32_t layers = b->c->layers ? (uint32_t)b->c->layers : 61, tokens = b->c->tokens ? (uint32_t)b->c->tokens : 64;
+    uint64_t slot = (uint64_t)layers * ((tokens * UINT64_C(1152) + 15) / 16 * 16), max, extent;
+    char settings[4][64], name[72];
+    const char *const list[] = {settings[0], settings[1], settings[2], settings[3]};
+    private_daemon d = {0};
+    user u = {0};
+    kvs_status s = replay_pool_size(COPY_BLOCKS, slot, &max, &extent, &b->err);
+
+    if (s != KVS_OK)
+        return s;
+    (void)snprintf(settings[0], 64, "pool.max_bytes=%" PRIu64, max);
+    (void)snprintf(settings[1], 64, "pool.extent_bytes=%" PRIu64, extent);
+    (void)snprintf(settings[2], 64, "pool.checksum=%s", checksum ? "true" : "false");
+    (void)snprintf(settings[3], 64, "pool.max_slots=%d", COPY_BLOCKS);
+    s = private_start(&d, list, 4, &b->err);
+    if (s == KVS_OK)
+        s = user_open(&u, d.socket, KVS_FORMAT_mla_bf16, layers, tokens, COPY_BLOCKS, &b->err);
+    if (s == KVS_OK)
+        s = copy_rounds(b, &u, plain, stores, loads);
+    if (s == KVS_OK) {
+        base = clock_percentile(plain, COPY_ROUNDS, 50);
+        (void)snprintf(name, sizeof name, "STORE, %" PRIu64 "-byte blocks, checksum %s", slot, checksum ? "on" : "off");
+        add(b, name, clock_percentile(stores, COPY_ROUNDS, 50), "GB/s", base, "memcpy, one thread", true, 0.85);
+        (void)snprintf(name, sizeof name, "LOAD, %" PRIu64 "-byte blocks, checksum %s", slot, checksum ? "on" : "off");
+        add(b, name, clock_percentile(loads, COPY_ROUNDS, 50), "GB/s", base, "memcpy, one thread", true, 0.85);
+    }
+    user_close(&u);
+    private_stop(&d);
+    return s;
+}
+
+/* ---- round trips ---- */
+
+static kvs_status bench_trip(bench *b, user *u, const echo *e)
+{
+    static double pings[TRIP_ROUNDS * TRIPS], echoes[TRIP_ROUNDS * TRIPS];
+    size_t n = 0;
+    uint64_t at;
+
+    for (int r = 0; r < TRIP_ROUNDS; r++) {
+        for (int i = 0; i < TRIPS; i++) {
+            kvs_status s;
+
+            at = clock_ns();
+            s = kvs_ping(u->client, 0, &b->err);
+            pings[n + (size_t)i] = (double)(clock_ns() - at) / 1e3;
+            if (s != KVS_OK)
+                return s;
+        }
+        for (int i = 0; i < TRIPS; i++) {
+            at = clock_ns();
+            if (!echo_trip(e))
+                return kvs_fail(&b->err, KVS_E_SYS, "the echo server died");
+            echoes[n + (size_t)i] = (double)(clock_ns() - at) / 1e3;
+        }
+        n += TRIPS;
+    }
+    add(b, "PING through libkvstride, median", clock_percentile(pings, n, 50), "us", clock_percentile(echoes, n, 50),
+        "epoll echo, 40 bytes", false, 2.0);
+    return KVS_OK;
+}
+
+/* ---- lookups ---- */
+
+static kvs_status fill(bench *b, user *u)
+{
+    kvs_status s = KVS_OK;
+
+    for (uint64_t id = 0; id < RESIDENT && s == KVS_OK; id += FILL_KEYS) {
+        uint32_t n = RESIDENT - id < FILL_KEYS ? (uint32_t)(RESIDENT - id) : FILL_KEYS;
+
+        s = store(u, id, n, &b->err);
+        if (progress_wanted(b->c->quiet))
+            progress_show("bench: storing a million keys", id + n, RESIDENT);
+    }
+    if (progress_wanted(b->c->quiet))
+        progress_end();
+    return s;
+}
+
+static kvs_status one_lookup(bench *b, user *u, uint64_t *seed, double *ret_us)
+{
+    static uint8_t keys[LOOKUP_KEYS * KVS_KEY_BYTES];
+    static uint8_t states[LOOKUP_KEYS];
+    uint32_t hits = 0;
+    uint64_t at;
+    kvs_status s;
+
+    for (int k = 0; k < LOOKUP_KEYS; k++) {
+        *seed = *seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        pattern_key((*seed >> 33) % RESIDENT, keys + (size_t)k * KVS_KEY_BYTES);
+    }
+    at = clock_ns();
+    s = kvs_lookup(u->ns, keys, LOOKUP_KEYS, &hits, states, 0, &b->err);
+    *ret_us = (double)(clock_ns() - at) / 1e3;
+    if (s == KVS_OK && hits != LOOKUP_KEYS)
+        return kvs_fail(&b->err, KVS_E_NOT_FOUND, "%u of %d resident keys were found", hits, LOOKUP_KEYS);
+    return s;
+}
+
+/* LOOKUPs and echoes in turn, so that both see the same load. */
+static kvs_status lookups(bench *b, user *u, const echo *e, double *look, double *echoes, size_t n)
+{
+    uint64_t seed = 1, at;
+    kvs_status s;
+
+    for (size_t i = 0; i < n; i++) {
+        s = one_lookup(b, u, &seed, &look[i]);
+        if (s != KVS_OK)
+            return s;
+        at = clock_ns();
+        if (!echo_trip(e))
+            return kvs_fail(&b->err, KVS_E_SYS, "the echo server died");
+        echoes[i] = (double)(clock_ns() - at) / 1e3;
+    }
+    return KVS_OK;
+}
+
+typedef struct flood {
+    user u;
+    _Atomic bool stop;
+    kvs_status status;
+    kvs_err err;
+    uint64_t blocks;
+} flood;
+
+/* Stores of ever new 4.3 MiB blocks, one request after the other. */
+static void *flood_main(void *arg)
+{
+    flood *f = arg;
+
+    for (uint64_t id = UINT64_C(1) << 40; !atomic_load(&f->stop) && f->status == KVS_OK; id += FLOOD_BLOCKS) {
+        f->status = store(&f->u, id, FLOOD_BLOCKS, &f->err);
+        f->blocks += FLOOD_BLOCKS;
+    }
+    return NULL;
+}
+
+static kvs_status bench_flood(bench *b, user *u, const echo *e, const char *socket)
+{
+    static double look[TAIL_SAMPLES], echoes[TAIL_SAMPLES];
+    flood f = {.status = KVS_OK};
+    pthread_t thread;
+    kvs_status s = user_open(&f.u, socket, KVS_FORMAT_mla_bf16, 61, 64, FLOOD_BLOCKS, &b->err);
+
+    if (s == KVS_OK && pthread_create(&thread, NULL, flood_main, &f) != 0)
+        s = kvs_fail(&b->err, KVS_E_SYS, "cannot start a thread");
+    if (s == KVS_OK) {
+        s = lookups(b, u, e, look, echoes, TAIL_SAMPLES);
+        atomic_store(&f.stop, true);
+        (void)pthread_join(thread, NULL);
+        if (s == KVS_OK && f.status != KVS_OK)
+            s = kvs_fail(&b->err, f.status, "store flood: %s", f.err.msg);
+    }
+    if (s == KVS_OK)
+        add(b, "LOOKUP of 1,000 keys under a store flood, p99", clock_percentile(look, TAIL_SAMPLES, 99), "us",
+            clock_percentile(echoes, TAIL_SAMPLES, 99), "echo p99, same load", false, 3.0);
+    user_close(&f.u);
+    return s;
+}
+
+static kvs_status metadata(bench *b, user *u)
+{
+    kvs_report_args a = KVS_REPORT_SUMMARY;
+    char *text = NULL;
+    size_t len = 0;
+    json *doc = NULL;
+    kvs_status s = kvs_report_alloc(u->client, &a, &text, &len, 0, &b->err);
+
+    if (s == KVS_OK)
+        s = json_parse(text, len, &doc, &b->err);
+    if (s == KVS_OK) {
+        const json_node *dir = json_member(json_root(doc), "directory");
+        const json_node *bytes = dir != NULL ? json_member(dir, "metadata_bytes") : NULL;
+
+        if (bytes != NULL)
+            add(b, "metadata a slot, a million resident", json_number(bytes) / RESIDENT, "bytes", 0, "", false, 160);
+        else
+            s = kvs_fail(&b->err, KVS_E_PROTO, "status has no directory.metadata_bytes");
+    }
+    json_destroy(doc);
+    kvs_free(text);
+    return s;
+}
+
+static kvs_status bench_lookup(bench *b)
+{
+    static double look[LOOKUPS], echoes[LOOKUPS];
+    static const char *const SETTINGS[] = {"pool.max_bytes=2560MiB", "pool.extent_bytes=256MiB",
+                                           "device.max_region_bytes=256MiB", "pool.checksum=true"};
+    private_daemon d = {0};
+    user u = {0};
+    echo e = {0};
+    kvs_status s = private_start(&d, SETTINGS, 4, &b->err);
+
+    if (s == KVS_OK)
+        s = user_open(&u, d.socket, KVS_FORMAT_mla_bf16, 1, 1, 64, &b->err);
+    if (s == KVS_OK)
+        s = echo_start(&e, &b->err);
+    if (s == KVS_OK)
+        s = bench_trip(b, &u, &e);
+    if (s == KVS_OK)
+        s = fill(b, &u);
+    if (s == KVS_OK)
+        s = lookups(b, &u, &e, look, echoes, LOOKUPS);
+    if (s == KVS_OK)
+        add(b, "LOOKUP of 1,000 random keys of a million, median", clock_percentile(look, LOOKUPS, 50), "us",
+            clock_percentile(echoes, LOOKUPS, 50), "epoll echo, in turn", false, 25);
+    if (s == KVS_OK)
+        s = metadata(b, &u);
+    if (s == KVS_OK)
+        s = bench_flood(b, &u, &e, d.socket);
+    echo_stop(&e);
+    user_close(&u);
+    private_stop(&d);
+    return s;
+}
+
+/* ---- idle ---- */
+
+/* Voluntary context switches of all threads: how often the process went back to sleep. */
+static uint64_t wakeups(pid_t pid)
+{
+    char path[300], line[128];
+    uint64_t sum = 0, v;
+    struct dirent *t;
+    DIR *dir;
+
+    (void)snprintf(path, sizeof path, "/proc/%d/task", (int)pid);
+    dir = opendir(path);
+    if (dir == NULL)
+        return 0;
+    while ((t = readdir(dir)) != NULL) {
+        FILE *f;
+
+        if (t->d_name[0] == '.')
+            continue;
+        (void)snprintf(path, sizeof path, "/proc/%d/task/%s/status", (int)pid, t->d_name);
+        f = fopen(path, "r");
+        if (f == NULL)
+            continue;
+        while (fgets(line, sizeof line, f) != NULL)
+            if (sscanf(line, "voluntary_ctxt_switches: %" SCNu64, &v) == 1)
+                sum += v;
+        (void)fclose(f);
+    }
+    (void)closedir(dir);
+    return sum;
+}
+
+static kvs_status bench_idle(bench *b)
+{
+    static const char *const SETTINGS[] = {"pool.max_bytes=16MiB"};
+    private_daemon d = {0};
+    user u = {0};
+    uint64_t before;
+    kvs_status s = private_start(&d, SETTINGS, 1, &b->err);
+
+    if (s == KVS_OK)
+        s = user_open(&u, d.socket, KVS_FORMAT_mla_bf16, 2, 1, 4, &b->err); /* connected, silent */
+    if (s == KVS_OK) {
+        (void)sleep(1);
+        before = wakeups(d.pid);
+        (void)sleep(IDLE_SECONDS);
+        add(b, "wake-ups a second of an idle daemon", (double)(wakeups(d.pid) - before) / IDLE_SECONDS, "a second", 0,
+            "", false, 1);
+    }
+    user_close(&u);
+    private_stop(&d);
+    return s;
+}
+
+/* ---- output ---- */
+
+static bool met(const figure *f)
+{
+    double ratio = f->base > 0 ? f->value / f->base : f->value;
+
+    return f->at_least ? ratio >= f->target : ratio <= f->target;
+}
+
+static void print_text(const bench *b)
+{
+    (void)printf("%-50s %10s %-9s %10s  %-22s %7s  %s\n", "what", "figure", "", "plain", "plain is", "ratio", "target");
+    for (uint32_t i = 0; i < b->n; i++) {
+        const figure *f = &b->figures[i];
+
+        if (f->base > 0)
+            (void)printf("%-50s %10.2f %-9s %10.2f  %-22s %7.2f  %s %.2f%s\n", f->name, f->value, f->unit, f->base,
+                         f->plain, f->value / f->base, f->at_least ? ">=" : "<=", f->target, met(f) ? "" : "  MISSED");
+        else
+            (void)printf("%-50s %10.2f %-9s %10s  %-22s %7s  <= %.0f%s\n", f->name, f->value, f->unit, "", "", "",
+                         f->target, met(f) ? "" : "  MISSED");
+    }
+}
+
+static void print_json(const bench *b)
+{
+    json_writer *w = json_writer_create();
+
+    json_begin_object(w, NULL);
+    json_put_string(w, "version", KVS_VERSION);
+    json_put_i64(w, "cores", sysconf(_SC_NPROCESSORS_ONLN));
+    json_begin_array(w, "figures");
+    for (uint32_t i = 0; i < b->n; i++) {
+        const figure *f = &b->figures[i];
+
+        json_begin_object(w, NULL);
+        json_put_string(w, "name", f->name);
+        json_put_double(w, "value", f->value);
+        json_put_string(w, "unit", f->unit);
+        json_put_double(w, "plain", f->base > 0 ? f->base : NAN);
+        json_put_string(w, "plain_is", f->plain);
+        json_put_double(w, "ratio", f->base > 0 ? f->value / f->base : NAN);
+        json_put_string(w, "target_is", f->at_least ? "at least" : "at most");
+        json_put_double(w, "target", f->target);
+        json_put_bool(w, "met", met(f));
+        json_end(w);
+    }
+    json_end(w);
+    json_end(w);
+    if (json_text(w, NULL) != NULL)
+        (void)printf("%s\n", json_text(w, NULL));
+    json_writer_destroy(w);
+}
+
+int ctl_bench(const ctl *c)
+{
+    bench b = {.c = c};
+    kvs_status s = bench_copy(&b, true);
+
+    if (s == KVS_OK)
+        s = bench_copy(&b, false);
+    if (s == KVS_OK)
+        s = bench_lookup(&b);
+    if (s == KVS_OK)
+        s = bench_idle(&b);
+    if (s != KVS_OK)
+        return ctl_fail(c, "bench", s, &b.err);
+    if (c->json)
+        print_json(&b);
+    else
+        print_text(&b);
+    return CTL_OK;
+}

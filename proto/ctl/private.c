@@ -1,0 +1,192 @@
+#include "proto/ctl/private.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "config/json.h"
+#include "proto/client/kvstride.h"
+#include "proto/ctl/clock.h"
+
+enum { MAX_SETTINGS = 32, READY_MS = 60000, STEP_MS = 20, STOP_MS = 15000 };
+
+/* kvstrided lies beside this program; else the PATH decides. */
+static void daemon_path(char *buf, size_t cap)
+{
+    ssize_t n = readlink("/proc/self/exe", buf, cap - 1);
+    char *slash;
+
+    if (n > 0) {
+        buf[n] = '\0';
+        slash = strrchr(buf, '/');
+        if (slash != NULL && (size_t)(slash - buf) + sizeof "/kvstrided" <= cap) {
+            (void)memcpy(slash, "/kvstrided", sizeof "/kvstrided");
+            if (access(buf, X_OK) == 0)
+                return;
+        }
+    }
+    (void)snprintf(buf, cap, "kvstrided");
+}
+
+static void child(const private_daemon *d, const char *const *settings, uint32_t n, pid_t parent)
+{
+    const char *argv[8 + 2 * MAX_SETTINGS];
+    char program[4096];
+    uint32_t a = 0;
+    int fd;
+
+    daemon_path(program, sizeof program);
+    argv[a++] = program;
+    argv[a++] = "--socket";
+    argv[a++] = d->socket;
+    argv[a++] = "--admin-socket";
+    argv[a++] = d->admin;
+    argv[a++] = "--no-config";
+    for (uint32_t i = 0; i < n && i < MAX_SETTINGS; i++) {
+        argv[a++] = "--set";
+        argv[a++] = settings[i];
+    }
+    argv[a] = NULL;
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(127); /* the parent died before the line above */
+    fd = open(d->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (fd >= 0)
+        (void)dup2(fd, STDERR_FILENO);
+    fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (fd >= 0) {
+        (void)dup2(fd, STDIN_FILENO);
+        (void)dup2(fd, STDOUT_FILENO);
+    }
+    (void)unsetenv("NOTIFY_SOCKET");
+    (void)unsetenv("LISTEN_FDS");
+    (void)execvp(program, (char *const *)(uintptr_t)argv);
+    (void)fprintf(stderr, "%s: %s\n", program, strerror(errno));
+    _exit(127);
+}
+
+/* The last line the daemon wrote. */
+static void last_words(const private_daemon *d, char *buf, size_t cap)
+{
+    FILE *f = fopen(d->log, "r");
+    char line[512];
+
+    (void)snprintf(buf, cap, "it said nothing");
+    if (f == NULL)
+        return;
+    while (fgets(line, sizeof line, f) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        if (line[0] != '\0')
+            (void)snprintf(buf, cap, "%s", line);
+    }
+    (void)fclose(f);
+}
+
+/* True once HEALTH is ok and every piece of the arena is usable. */
+static bool is_ready(const private_daemon *d)
+{
+    kvs_report_args a = KVS_REPORT_SUMMARY;
+    kvs_options o = KVS_OPTIONS_INIT;
+    kvs_client *c = NULL;
+    kvs_health_info h;
+    char *text = NULL;
+    size_t len = 0;
+    json *doc = NULL;
+    bool ready = false;
+
+    o.path = d->admin;
+    o.connect_timeout_ms = 1000;
+    if (kvs_connect(&c, &o, NULL) != KVS_OK)
+        return false;
+    if (kvs_health(c, &h, 1000, NULL) == KVS_OK && h.state == KVS_HEALTH_OK &&
+        kvs_report_alloc(c, &a, &text, &len, 1000, NULL) == KVS_OK && json_parse(text, len, &doc, NULL) == KVS_OK) {
+        const json_node *pool = json_member(json_root(doc), "pool");
+        const json_node *arena = pool != NULL ? json_member(pool, "arena_bytes") : NULL;
+        const json_node *max = pool != NULL ? json_member(pool, "max_bytes") : NULL;
+
+        ready = arena != NULL && max != NULL && json_number(arena) >= json_number(max);
+    }
+    json_destroy(doc);
+    kvs_free(text);
+    kvs_close(c);
+    return ready;
+}
+
+kvs_status private_start(private_daemon *d, const char *const *settings, uint32_t n, kvs_err *err)
+{
+    struct timespec step = {0, STEP_MS * 1000000L};
+    const char *tmp = getenv("TMPDIR");
+    char words[160];
+    pid_t parent = getpid();
+    int status = 0;
+
+    *d = (private_daemon){0};
+    if (tmp == NULL || tmp[0] != '/' || strlen(tmp) > 40)
+        tmp = "/tmp"; /* socket paths are short */
+    (void)snprintf(d->dir, sizeof d->dir, "%s/kvstride-XXXXXX", tmp);
+    if (mkdtemp(d->dir) == NULL)
+        return kvs_fail(err, KVS_E_SYS, "temporary folder %s: %s", d->dir, strerror(errno));
+    (void)snprintf(d->socket, sizeof d->socket, "%s/client.sock", d->dir);
+    (void)snprintf(d->admin, sizeof d->admin, "%s/admin.sock", d->dir);
+    (void)snprintf(d->log, sizeof d->log, "%s/log", d->dir);
+    (void)fflush(NULL);
+    d->pid = fork();
+    if (d->pid == 0)
+        child(d, settings, n, parent);
+    if (d->pid < 0) {
+        d->pid = 0;
+        private_stop(d);
+        return kvs_fail(err, KVS_E_SYS, "fork: %s", strerror(errno));
+    }
+    for (int waited = 0; waited < READY_MS; waited += STEP_MS) {
+        if (is_ready(d))
+            return KVS_OK;
+        if (waitpid(d->pid, &status, WNOHANG) == d->pid) {
+            d->pid = 0;
+            last_words(d, words, sizeof words);
+            private_stop(d);
+            return kvs_fail(err, KVS_E_AWAY, "the private daemon ended with status %d: %s",
+                            WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), words);
+        }
+        (void)nanosleep(&step, NULL);
+    }
+    last_words(d, words, sizeof words);
+    private_stop(d);
+    return kvs_fail(err, KVS_E_AWAY, "the private daemon was not ready after %d s: %s", READY_MS / 1000, words);
+}
+
+void private_stop(private_daemon *d)
+{
+    static const char *const LEFT[] = {"client.sock", "admin.sock", "client.sock.lock", "admin.sock.lock", "log"};
+    struct timespec step = {0, STEP_MS * 1000000L};
+    char path[160];
+
+    if (d->pid > 0) {
+        int waited = 0;
+
+        (void)kill(d->pid, SIGTERM);
+        while (waitpid(d->pid, NULL, WNOHANG) == 0 && waited < STOP_MS) {
+            (void)nanosleep(&step, NULL);
+            waited += STEP_MS;
+        }
+        if (waited >= STOP_MS) {
+            (void)kill(d->pid, SIGKILL);
+            (void)waitpid(d->pid, NULL, 0);
+        }
+    }
+    if (d->dir[0] != '\0') {
+        for (size_t i = 0; i < sizeof LEFT / sizeof *LEFT; i++) {
+            (void)snprintf(path, sizeof path, "%s/%s", d->dir, LEFT[i]);
+            (void)unlink(path);
+        }
+        (void)rmdir(d->dir);
+    }
+    *d = (private_daemon){0};
+}

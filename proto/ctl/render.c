@@ -1,0 +1,179 @@
+#include "proto/ctl/render.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "config/json.h"
+
+enum { INDENT = 2, CELL_BYTES = 160 };
+
+const char *render_bytes(char *buf, size_t cap, double bytes)
+{
+    static const char *const UNITS[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    size_t u = 0;
+
+    while (bytes >= 1024 && u + 1 < sizeof UNITS / sizeof *UNITS) {
+        bytes /= 1024;
+        u++;
+    }
+    (void)snprintf(buf, cap, u == 0 ? "%.0f %s" : "%.2f %s", bytes, UNITS[u]);
+    return buf;
+}
+
+static bool ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), t = strlen(tail);
+
+    return n >= t && strcmp(s + n - t, tail) == 0;
+}
+
+static bool is_leaf(const json_node *n)
+{
+    json_type t = json_type_of(n);
+
+    return t != JSON_OBJECT && t != JSON_ARRAY;
+}
+
+/* A value in one cell.  Control bytes cannot occur raw: json_parse refuses them, and escapes are shown as
+ * '?'. */
+static void cell(char out[CELL_BYTES], const json_node *n, const char *key)
+{
+    int64_t whole;
+    char size[32];
+
+    out[0] = '\0';
+    switch (json_type_of(n)) {
+    case JSON_NULL:
+        (void)snprintf(out, CELL_BYTES, "-");
+        break;
+    case JSON_BOOL:
+        (void)snprintf(out, CELL_BYTES, "%s", json_bool(n) ? "yes" : "no");
+        break;
+    case JSON_NUMBER:
+        if (!json_whole(n, &whole))
+            (void)snprintf(out, CELL_BYTES, "%.4g", json_number(n));
+        else if (ends_with(key, "bytes") && whole >= 1024)
+            (void)snprintf(out, CELL_BYTES, "%lld (%s)", (long long)whole,
+                           render_bytes(size, sizeof size, (double)whole));
+        else
+            (void)snprintf(out, CELL_BYTES, "%lld", (long long)whole);
+        break;
+    case JSON_STRING:
+        (void)snprintf(out, CELL_BYTES, "%s", json_string(n));
+        for (char *c = out; *c != '\0'; c++)
+            if ((unsigned char)*c < 0x20 || *c == 0x7f)
+                *c = '?';
+        break;
+    case JSON_ARRAY:
+        (void)snprintf(out, CELL_BYTES, "[%zu]", json_size(n));
+        break;
+    case JSON_OBJECT:
+        (void)snprintf(out, CELL_BYTES, "{%zu}", json_size(n));
+        break;
+    }
+}
+
+static void pad(FILE *to, int n)
+{
+    (void)fprintf(to, "%*s", n, "");
+}
+
+static void object(FILE *to, const json_node *n, int indent);
+
+static bool is_table(const json_node *n)
+{
+    return json_type_of(n) == JSON_ARRAY && json_first(n) != NULL && json_type_of(json_first(n)) == JSON_OBJECT;
+}
+
+/* Columns are the keys of the first row; every row of one answer has the same. */
+static void table(FILE *to, const json_node *rows, int indent)
+{
+    char text[CELL_BYTES];
+
+    for (const json_node *row = NULL;; row = row == NULL ? json_first(rows) : json_next(row)) {
+        bool heading = row == NULL;
+
+        pad(to, indent);
+        for (const json_node *col = json_first(json_first(rows)); col != NULL; col = json_next(col)) {
+            const char *key = json_key(col);
+            size_t width = strlen(key);
+
+            for (const json_node *r = json_first(rows); r != NULL; r = json_next(r)) {
+                const json_node *v = json_member(r, key);
+
+                if (v != NULL) {
+                    cell(text, v, key);
+                    width = strlen(text) > width ? strlen(text) : width;
+                }
+            }
+            if (heading) {
+                (void)snprintf(text, sizeof text, "%s", key);
+            } else {
+                const json_node *v = json_member(row, key);
+
+                text[0] = '\0';
+                if (v != NULL)
+                    cell(text, v, key);
+            }
+            (void)fprintf(to, "%-*s%s", json_next(col) ? (int)width : 0, text, json_next(col) ? "  " : "\n");
+        }
+        if (!heading && json_next(row) == NULL)
+            break;
+    }
+}
+
+static void member(FILE *to, const json_node *m, int indent, size_t width)
+{
+    const char *key = json_key(m);
+    char text[CELL_BYTES];
+
+    pad(to, indent);
+    if (is_leaf(m)) {
+        cell(text, m, key);
+        (void)fprintf(to, "%-*s  %s\n", (int)width, key, text);
+    } else if (json_type_of(m) == JSON_OBJECT) {
+        (void)fprintf(to, "%s\n", key);
+        object(to, m, indent + INDENT);
+    } else if (is_table(m)) {
+        (void)fprintf(to, "%s\n", key);
+        table(to, m, indent + INDENT);
+    } else {
+        (void)fprintf(to, "%-*s ", (int)width, key);
+        for (const json_node *i = json_first(m); i != NULL; i = json_next(i)) {
+            cell(text, i, key);
+            (void)fprintf(to, " %s", text);
+        }
+        (void)fprintf(to, "%s\n", json_first(m) == NULL ? " none" : "");
+    }
+}
+
+static void object(FILE *to, const json_node *n, int indent)
+{
+    size_t width = 0;
+
+    for (const json_node *m = json_first(n); m != NULL; m = json_next(m))
+        if (is_leaf(m) && strlen(json_key(m)) > width)
+            width = strlen(json_key(m));
+    for (const json_node *m = json_first(n); m != NULL; m = json_next(m))
+        member(to, m, indent, width);
+}
+
+kvs_status render_json(FILE *to, const char *text, size_t len, kvs_err *err)
+{
+    json *doc = NULL;
+    kvs_status s = json_parse(text, len, &doc, err);
+    char one[CELL_BYTES];
+
+    if (s != KVS_OK)
+        return s;
+    if (json_type_of(json_root(doc)) == JSON_OBJECT) {
+        object(to, json_root(doc), 0);
+    } else if (is_table(json_root(doc))) {
+        table(to, json_root(doc), 0);
+    } else {
+        cell(one, json_root(doc), "");
+        (void)fprintf(to, "%s\n", one);
+    }
+    json_destroy(doc);
+    return KVS_OK;
+}

@@ -1,0 +1,40 @@
+#ifndef KVS_TESTS_ORACLE_MLA_H
+#define KVS_TESTS_ORACLE_MLA_H
+
+/* MLA decode as its definition says it, in fp64 and in no hurry, and the judge that compares a kernel with
+ * it.
+ *
+ * Knows kernels/mla.h.  Shares no code with the kernels, not even the number formats.  Any thread; memory is
+ * the caller's. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/mla.h"
+
+/* Value of 16 bits of an mla_bf16 or mla_fp16 view, and the bits nearest to a value (ties to even). */
+double oracle_value(uint32_t format, uint16_t bits);
+uint16_t oracle_bits(uint32_t format, double value);
+
+/* out [T][h_q][512], lse [T][h_q], both dense; a->out and a->lse are not touched.  Returns what ret_bad must
+ * be. */
+uint32_t oracle_mla_decode(const kvs_mla_decode_args *a, double *out, double *lse);
+
+typedef struct oracle_verdict {
+    double cosine;    /* worst cosine distance of a (token, head) row */
+    double max_error; /* worst error of a value, in units of its row's RMS */
+    double lse;       /* worst error of an LSE */
+    uint64_t wrong;   /* rows that are empty here and not there, or not finite */
+} oracle_verdict;
+
+enum { ORACLE_TEXT_BYTES = 160 };
+
+/* Compare a->out and a->lse with the oracle's, row by row. */
+oracle_verdict oracle_compare(const kvs_mla_decode_args *a, const double *out, const double *lse);
+/* cosine < 1e-5, max_error <= 0.03, lse <= 1e-3, wrong == 0.  The text says the numbers either way. */
+bool oracle_accepts(const oracle_verdict *v, char text[ORACLE_TEXT_BYTES]);
+
+/* Both of the above with memory of its own.  false: refused (the text says why) or out of memory. */
+bool oracle_judge(const kvs_mla_decode_args *a, char text[ORACLE_TEXT_BYTES]);
+
+#endif

@@ -20,6 +20,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default) /* libkvstride exports these */
 
 /*      name           id  bytes a token: fixed, or 0 = the caller's row_bytes */
 #define KVS_FORMAT_MAP(X)                                                                                   \
@@ -108,6 +109,7 @@ kvs_status kvs_namespace_mla(const char *model, const char *weights, uint32_t fo
 kvs_status kvs_key_derive(const uint8_t parent[32], const char *salt, const char *adapter, const uint32_t *tokens,
                           uint32_t n_tokens, uint8_t ret[32], kvs_err *err);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

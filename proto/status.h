@@ -9,6 +9,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default) /* libkvstride exports these */
 
 #define KVS_STATUS_MAP(X)                                                                                   \
     X(OK, 0, "ok")                                                                                          \
@@ -57,6 +58,7 @@ __attribute__((format(printf, 3, 4))) kvs_status kvs_fail(kvs_err *err, kvs_stat
 const char *kvs_status_name(kvs_status s);
 const char *kvs_status_text(kvs_status s);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

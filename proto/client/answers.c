@@ -359,6 +359,23 @@ static bool has_items(uint16_t op)
            op == WIRE_DROP || op == WIRE_WRITE || op == WIRE_DECODE;
 }
 
+bool answer_runs_on(const kvs_request *r, kvs_status s)
+{
+    bool busy = false;
+
+    if (s != KVS_E_DEADLINE || r->items == NULL)
+        return false;
+    for (uint32_t i = 0; i < r->n; i++) {
+        if (r->op == WIRE_LOAD)
+            busy |= ((const kvs_load_result *)r->items)[i].status == KVS_E_BUSY;
+        else if (r->op == WIRE_STORE)
+            busy |= ((const kvs_status *)r->items)[i] == KVS_E_BUSY;
+        else if (r->op == WIRE_WRITE || r->op == WIRE_DECODE)
+            busy |= ((const kvs_call_result *)r->items)[i].status == KVS_E_BUSY;
+    }
+    return busy;
+}
+
 bool answer_decode(kvs_request *r, kvs_status s, wire_in *in, frame *f)
 {
     if (s == KVS_OK || s == KVS_E_PARTIAL)

@@ -295,9 +295,22 @@ uint32_t kvs_poll(kvs_client *c, kvs_request **ret, uint32_t cap, uint32_t timeo
     return n;
 }
 
+static kvs_status wait_settled(kvs_client *c, uint64_t id, int64_t deadline, kvs_err *err)
+{
+    kvs_status s = KVS_OK;
+
+    (void)pthread_mutex_lock(&c->mu);
+    while (s == KVS_OK && client_is_settling(c, id))
+        if (!client_turn(c, NULL, deadline))
+            s = kvs_fail(err, KVS_E_DEADLINE, "the daemon's hardware has not stopped in time");
+    client_leave(c);
+    return s;
+}
+
 kvs_status kvs_cancel(kvs_request *r, uint32_t *ret_outcome, uint32_t timeout_ms, kvs_err *err)
 {
     kvs_client *c = r->c;
+    int64_t deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
     kvs_request req = {0};
     wire_cancel_req q = {.target = r->id};
     uint32_t outcome = KVS_CANCEL_GONE;
@@ -310,14 +323,17 @@ kvs_status kvs_cancel(kvs_request *r, uint32_t *ret_outcome, uint32_t timeout_ms
             return s;
         wire_put_cancel_req(&k.out, &q);
         k.control = true;
+        k.target = r->id;
         req.ret = &outcome;
         s = call_run(&k, err);
     }
-    if (s != KVS_OK)
-        return s;
-    if (ret_outcome != NULL)
+    if (s == KVS_OK)
+        s = kvs_wait(r, timeout_ms, err); /* it was answered before the cancel was */
+    if (s == KVS_OK)
+        s = wait_settled(c, r->id, deadline, err);
+    if (s == KVS_OK && ret_outcome != NULL)
         *ret_outcome = outcome;
-    return kvs_wait(r, timeout_ms, err); /* it was answered before the cancel was */
+    return s;
 }
 
 kvs_status kvs_request_end(kvs_request *r, kvs_err *err)

@@ -129,8 +129,7 @@ kvs_status kvs_counter_set(kvs_client *c, uint32_t counter, uint64_t value, kvs_
     if (counter >= page.n)
         return kvs_fail(err, KVS_E_RANGE, "counter: %u is outside 0..%u", counter, page.n - 1);
     if (value > WIRE_COUNTER_MAX)
-        return kvs_fail(err, KVS_E_RANGE, "counter %u: value %llu is 2^62 or more", counter,
-                        (unsigned long long)value);
+        return kvs_fail(err, KVS_E_RANGE, "counter %u: value %llu is 2^62 or more", counter, (unsigned long long)value);
     __atomic_store_n(&page.client[counter].value, value, __ATOMIC_RELEASE);
     return KVS_OK;
 }

@@ -57,8 +57,15 @@ static flight *line_take(kvs_client *c, const call *k)
     flight *fl = &c->table[i];
 
     c->free_head = fl->next_free;
-    *fl = (flight){.r = k->nobody ? NULL : k->r, .id = (++c->seq << CLIENT_FLIGHT_BITS) | i, .cost = k->cost, .region_id = k->region_id,
-                   .op = k->r->op, .used = true, .control = k->control, .chosen = k->chosen};
+    *fl = (flight){.r = k->nobody ? NULL : k->r,
+                   .id = (++c->seq << CLIENT_FLIGHT_BITS) | i,
+                   .cost = k->cost,
+                   .region_id = k->region_id,
+                   .op = k->r->op,
+                   .used = true,
+                   .control = k->control,
+                   .chosen = k->chosen,
+                   .target = k->target};
     if (k->control)
         c->control_used++;
     else
@@ -162,6 +169,37 @@ void client_lost(kvs_client *c, const char *fmt, ...)
 
 /* ---- reading in turns ---- */
 
+/* Tell the daemon that nobody wants the answer; it may come late or never: nothing depends on it. */
+static void cancel_quietly(kvs_client *c, flight *fl)
+{
+    uint8_t body[WIRE_cancel_req_BYTES];
+    wire_out o = {.base = body, .cap = sizeof body};
+    wire_cancel_req q = {.target = fl->id};
+
+    fl->cancelled = true;
+    wire_put_cancel_req(&o, &q);
+    chore_add(c, WIRE_CANCEL, &o);
+}
+
+/* The reply is in.  A job that runs on past its deadline keeps its line, and so its credit, until its CANCEL is answered. */
+static void line_answered(kvs_client *c, flight *fl, kvs_status s, bool runs_on)
+{
+    flight *target = fl->op == WIRE_CANCEL && fl->target != 0 ? line_find(c, fl->target) : NULL;
+
+    if (target != NULL && target->settling)
+        line_free(c, target);
+    if (fl->r == NULL && fl->cancelled && s == KVS_E_DEADLINE) {
+        fl->settling = true;
+    } else if (runs_on) {
+        fl->r = NULL;
+        c->orphans++;
+        fl->settling = true;
+        cancel_quietly(c, fl);
+    } else {
+        line_free(c, fl);
+    }
+}
+
 static void dispatch(kvs_client *c, frame *f)
 {
     flight *fl = NULL, line;
@@ -183,9 +221,13 @@ static void dispatch(kvs_client *c, frame *f)
         frame_close_fds(f);
         return;
     }
+    if (fl->settling) {
+        client_lost(c, "the daemon answered request %llu twice", (unsigned long long)f->head.id);
+        frame_close_fds(f);
+        return;
+    }
     line = *fl;
     r = fl->r;
-    line_free(c, fl);
     ok = reply_head(f, &in, r != NULL ? &r->err : NULL);
     if (r == NULL) {
         ok = ok && answer_orphan(c, &line, s, &in);
@@ -200,6 +242,7 @@ static void dispatch(kvs_client *c, frame *f)
         client_complete(c, r, s);
     }
     frame_close_fds(f);
+    line_answered(c, fl, s, ok && r != NULL && answer_runs_on(r, s));
     if (!ok)
         client_lost(c, "the daemon sent a malformed reply to %s", wire_op_name(line.op));
     client_wake_general(c);
@@ -342,8 +385,9 @@ static kvs_status pause_for_fds(int64_t deadline, kvs_err *err)
     int64_t until = clock_ns() + 5000000;
 
     if (until >= deadline)
-        return kvs_fail(err, KVS_E_LIMIT, "too many descriptors are in flight: the daemon does not read them and "
-                                          "RLIMIT_NOFILE is reached (ETOOMANYREFS)");
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "too many descriptors are in flight: the daemon does not read them and "
+                        "RLIMIT_NOFILE is reached (ETOOMANYREFS)");
     (void)poll_until(NULL, 0, until);
     return KVS_OK;
 }
@@ -458,7 +502,7 @@ kvs_status call_begin(call *k, kvs_client *c, kvs_request *r, uint16_t op, uint6
         return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process; connect again after fork");
     k->c = c;
     k->r = r;
-    k->cost = 0;
+    k->cost = k->target = 0;
     k->fds = NULL;
     k->n_fds = k->region_id = 0;
     k->control = k->chosen = k->nobody = false;
@@ -495,7 +539,8 @@ void call_drop(call *k)
 
 static kvs_status call_check(const call *k, kvs_err *err)
 {
-    return k->out.full ? kvs_fail(err, KVS_E_STATE, "%s: the body outgrew its own size", wire_op_name(k->r->op)) : KVS_OK;
+    return k->out.full ? kvs_fail(err, KVS_E_STATE, "%s: the body outgrew its own size", wire_op_name(k->r->op))
+                       : KVS_OK;
 }
 
 kvs_status call_submit(call *k, kvs_err *err)
@@ -518,17 +563,6 @@ kvs_status call_post(call *k)
     return call_submit(k, NULL);
 }
 
-/* Tell the daemon that nobody wants the answer; it may come late or never: nothing depends on it. */
-static void cancel_quietly(kvs_client *c, uint64_t id)
-{
-    uint8_t body[WIRE_cancel_req_BYTES];
-    wire_out o = {.base = body, .cap = sizeof body};
-    wire_cancel_req q = {.target = id};
-
-    wire_put_cancel_req(&o, &q);
-    chore_add(c, WIRE_CANCEL, &o);
-}
-
 void client_abandon(kvs_client *c, kvs_request *r)
 {
     flight *fl = line_find(c, r->id);
@@ -537,7 +571,15 @@ void client_abandon(kvs_client *c, kvs_request *r)
         return;
     fl->r = NULL;
     c->orphans++;
-    cancel_quietly(c, r->id);
+    if (!fl->control)
+        cancel_quietly(c, fl);
+}
+
+bool client_is_settling(kvs_client *c, uint64_t id)
+{
+    const flight *fl = line_find(c, id);
+
+    return c->state == LINK_UP && fl != NULL && fl->settling;
 }
 
 kvs_status call_run(call *k, kvs_err *err)

@@ -76,11 +76,11 @@ struct kvs_request {
     uint16_t op;
     kvs_status status;
     kvs_err err;
-    uint32_t n;   /* items asked for */
-    kvs_ns *ns;   /* OPEN, CREATE, ATTACH, IMPORT; tracking */
+    uint32_t n; /* items asked for */
+    kvs_ns *ns; /* OPEN, CREATE, ATTACH, IMPORT; tracking */
     kvs_region *region;
-    void *items;  /* [n] results, by op; may be NULL */
-    void *ret;    /* single result, by op */
+    void *items;      /* [n] results, by op; may be NULL */
+    void *ret;        /* single result, by op */
     const void *args; /* the caller's struct: keys and slots for tracking */
 };
 
@@ -89,17 +89,20 @@ typedef struct flight {
     kvs_request *r;
     uint64_t id, cost;
     uint32_t next_free, region_id;
+    uint64_t target; /* CANCEL: whom */
     uint16_t op;
     bool used, control, chosen;
+    bool cancelled; /* a CANCEL of it is on its way: a late E_DEADLINE is not the end yet */
+    bool settling;  /* answered E_DEADLINE while the hardware runs on: its credit and slots come back with the CANCEL */
 } flight;
 
 /* A request being built. */
 typedef struct call {
     kvs_client *c;
     kvs_request *r;
-    wire_out out; /* the body */
+    wire_out out;   /* the body */
     uint8_t *frame; /* header and body */
-    uint64_t generation, cost;
+    uint64_t generation, cost, target;
     int64_t deadline;
     const int *fds;
     uint32_t n_fds, region_id;
@@ -115,7 +118,7 @@ kvs_status call_run(call *k, kvs_err *err);
 /* Send; the request is alive from here on.  *k is used up. */
 kvs_status call_submit(call *k, kvs_err *err);
 kvs_status call_post(call *k); /* send for its effect; for `nobody` */
-void call_drop(call *k); /* built, but not to be sent */
+void call_drop(call *k);       /* built, but not to be sent */
 kvs_status call_ns(call *k, kvs_ns *ns, uint32_t *ret, kvs_err *err);
 kvs_status call_region(call *k, kvs_region *r, uint32_t *ret, kvs_err *err);
 kvs_status request_create(kvs_request **ret, kvs_client *c, kvs_err *err);
@@ -123,6 +126,8 @@ void request_destroy(kvs_request *r);
 
 /* answers.c: put a reply where it belongs.  mu is held.  False: malformed. */
 bool answer_decode(kvs_request *r, kvs_status s, wire_in *in, frame *f);
+/* An E_DEADLINE whose items say that the hardware still works on them. */
+bool answer_runs_on(const kvs_request *r, kvs_status s);
 /* No reply: give each result the status. */
 void answer_spread(kvs_request *r, kvs_status s);
 /* A reply that nobody waits for: what it gave us is given back, by a chore.  False: malformed. */
@@ -236,7 +241,8 @@ void client_leave(kvs_client *c);     /* done waiting: let another waiter read; 
 void client_wake_general(kvs_client *c);
 __attribute__((format(printf, 2, 3))) void client_lost(kvs_client *c, const char *fmt, ...);
 void client_complete(kvs_client *c, kvs_request *r, kvs_status s);
-void client_abandon(kvs_client *c, kvs_request *r); /* FLYING only: results are never written from here on */
+void client_abandon(kvs_client *c, kvs_request *r);  /* FLYING only: results are never written from here on */
+bool client_is_settling(kvs_client *c, uint64_t id); /* answered, but the hardware runs on */
 bool client_is_child(const kvs_client *c);
 void client_wake_keeper(kvs_client *c);
 kvs_status client_table(kvs_client *c, uint32_t n, kvs_err *err); /* nothing may be in flight */
@@ -249,7 +255,7 @@ void chores_free(kvs_client *c);
 
 /* region.c */
 kvs_status region_adopt(kvs_region *r, const wire_region_rep *rep, frame *f, kvs_err *err); /* checks, takes fds */
-size_t region_attach_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap); /* mode 1; length */
+size_t region_attach_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap);      /* mode 1; length */
 uint32_t region_n_entries(const kvs_region *r);
 size_t region_import_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap);
 void region_entries_done(kvs_region *r, const uint8_t *status); /* [entries] of the reply, in order; NULL: all lost */

@@ -54,6 +54,8 @@ static void chore_run(kvs_client *c, chore *h)
     memcpy(k.out.base, h->body, h->len);
     k.out.len = h->len;
     k.control = h->op == WIRE_CANCEL;
+    if (k.control)
+        k.target = wire_at_u64(h->body, 0);
     k.generation = h->generation; /* its ids mean nothing to another connection */
     (void)call_post(&k);
 }
@@ -118,7 +120,9 @@ static kvs_status hello(kvs_client *c, fresh *n, kvs_err *err)
 {
     uint8_t body[WIRE_hello_req_BYTES + WIRE_MAX_NAME + 8];
     wire_out o = {.base = body, .cap = sizeof body};
-    wire_hello_req q = {.version_min = WIRE_VERSION, .version_max = WIRE_VERSION, .pid = (uint32_t)getpid(),
+    wire_hello_req q = {.version_min = WIRE_VERSION,
+                        .version_max = WIRE_VERSION,
+                        .pid = (uint32_t)getpid(),
                         .name_len = (uint32_t)strlen(c->name)};
     link_frame out = {.op = WIRE_HELLO, .body = body};
     answer a;
@@ -197,8 +201,8 @@ static kvs_status reregister_answer(kvs_region *r, answer *a, kvs_err *err)
 static kvs_status reregister(kvs_client *c, fresh *n, kvs_region *r, kvs_err *err)
 {
     bool import = r->info.kind == KVS_REGION_IMPORT;
-    link_frame q = {.op = import ? WIRE_REGION_IMPORT : WIRE_REGION_ATTACH, .body = n->body, .fds = r->fds,
-                    .n_fds = r->info.n_fds};
+    link_frame q = {
+        .op = import ? WIRE_REGION_IMPORT : WIRE_REGION_ATTACH, .body = n->body, .fds = r->fds, .n_fds = r->info.n_fds};
     uint32_t ns = r->ns != NULL ? r->ns->new_id : WIRE_NONE32;
     uint64_t need = WIRE_region_attach_req_BYTES + (uint64_t)region_n_entries(r) * WIRE_region_entry_BYTES;
     answer a;
@@ -274,11 +278,18 @@ static void bury_regions(kvs_client *c)
 
 static void server_set(kvs_client *c, const wire_hello_rep *v)
 {
-    c->server = (kvs_server){.generation = c->server.generation + 1, .conn_id = v->conn_id, .version = v->version,
-                             .is_admin = v->is_admin, .n_counters = v->n_counters, .max_body = v->max_body,
-                             .max_keys = v->max_keys, .control_requests = v->control_requests,
-                             .credit_requests = v->credit_requests, .credit_bytes = v->credit_bytes,
-                             .default_deadline_us = v->default_deadline_us, .max_deadline_us = v->max_deadline_us,
+    c->server = (kvs_server){.generation = c->server.generation + 1,
+                             .conn_id = v->conn_id,
+                             .version = v->version,
+                             .is_admin = v->is_admin,
+                             .n_counters = v->n_counters,
+                             .max_body = v->max_body,
+                             .max_keys = v->max_keys,
+                             .control_requests = v->control_requests,
+                             .credit_requests = v->credit_requests,
+                             .credit_bytes = v->credit_bytes,
+                             .default_deadline_us = v->default_deadline_us,
+                             .max_deadline_us = v->max_deadline_us,
                              .up = true};
     memcpy(c->server.boot_id, v->boot_id, sizeof c->server.boot_id);
     if (c->server.credit_requests > 65536)

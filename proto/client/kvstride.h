@@ -50,7 +50,7 @@ enum {
     KVS_SOCKET_PATH_MAX = 107, /* bytes; a longer path is refused, never cut */
     KVS_REGION_MAX_FDS = 64,
 };
-#define KVS_ALL UINT32_C(0xffffffff)      /* every namespace */
+#define KVS_ALL      UINT32_C(0xffffffff) /* every namespace */
 #define KVS_SLOT_ANY UINT32_C(0xffffffff) /* the daemon chooses */
 
 /* ---- connection ---------------------------------------------------------------------------------------------- */
@@ -70,7 +70,10 @@ typedef struct kvs_options {
     uint32_t flags;              /* enum kvs_connect_flags */
     uint32_t reserved;           /* 0 */
 } kvs_options;
-#define KVS_OPTIONS_INIT {sizeof(kvs_options), NULL, NULL, 0, 0, 0, 0, 0, 0}
+#define KVS_OPTIONS_INIT                                                                                               \
+    {                                                                                                                  \
+        sizeof(kvs_options), NULL, NULL, 0, 0, 0, 0, 0, 0                                                              \
+    }
 
 /* Connect and say HELLO.  o may be NULL.  E_LIMIT: path too long; E_AWAY: nothing listens; E_BUSY: the backlog stayed
  * full, or no answer came, until the timeout; E_DENIED; E_VERSION; E_SYS (descriptor limit and the like). */
@@ -81,14 +84,14 @@ KVS_API kvs_status kvs_connect(kvs_client **ret, const kvs_options *o, kvs_err *
 KVS_API void kvs_close(kvs_client *c);
 
 typedef struct kvs_server {
-    uint64_t generation;   /* 1 for the first connection, + 1 for each later one; 0: never connected */
-    uint64_t conn_id;      /* the daemon's number for this connection */
-    uint8_t boot_id[16];   /* of the daemon's life */
+    uint64_t generation; /* 1 for the first connection, + 1 for each later one; 0: never connected */
+    uint64_t conn_id;    /* the daemon's number for this connection */
+    uint8_t boot_id[16]; /* of the daemon's life */
     uint32_t version, is_admin, n_counters, max_body, max_keys;
     uint32_t credit_requests, control_requests;
     uint64_t credit_bytes; /* block bytes of LOAD and STORE in flight */
     uint64_t default_deadline_us, max_deadline_us;
-    bool up;               /* false: miss-only mode; the rest is of the last connection */
+    bool up; /* false: miss-only mode; the rest is of the last connection */
 } kvs_server;
 
 KVS_API void kvs_server_get(kvs_client *c, kvs_server *ret);
@@ -152,14 +155,14 @@ KVS_API kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_regio
 KVS_API kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err);
 
 typedef struct kvs_region_info {
-    uint32_t kind;                /* enum kvs_region_kind */
-    uint32_t id;                  /* of this connection */
-    uint32_t device, n_slots;     /* 0 slots: scratch */
-    uint64_t slot_stride, bytes;  /* in all */
-    uint64_t piece_bytes;         /* of every descriptor but the last */
+    uint32_t kind;               /* enum kvs_region_kind */
+    uint32_t id;                 /* of this connection */
+    uint32_t device, n_slots;    /* 0 slots: scratch */
+    uint64_t slot_stride, bytes; /* in all */
+    uint64_t piece_bytes;        /* of every descriptor but the last */
     uint32_t n_fds;
-    uint8_t token[16];            /* give it to your other processes; zeros for imports */
-    kvs_status state;             /* KVS_OK, or why the daemon no longer takes it */
+    uint8_t token[16]; /* give it to your other processes; zeros for imports */
+    kvs_status state;  /* KVS_OK, or why the daemon no longer takes it */
 } kvs_region_info;
 KVS_API void kvs_region_get(kvs_region *r, kvs_region_info *ret);
 /* Descriptor of piece i, borrowed until the region is closed; -1 if there is none. */
@@ -179,7 +182,7 @@ KVS_API kvs_status kvs_memfd_create(const char *name, uint64_t bytes, int *ret_f
  * When the daemon goes, every entry of its half gets error word E_AWAY, then the value KVS_COUNTER_ABORT, so that nothing
  * that waits for ">=" hangs.  A new connection has a new page; the client half's values are carried over.  Pages of the
  * last 16 connections stay mapped. */
-#define KVS_COUNTER_ABORT INT64_MAX
+#define KVS_COUNTER_ABORT  INT64_MAX
 #define KVS_COUNTER_DAEMON UINT32_C(0x80000000) /* in kvs_mark.counter: wait for an entry of the daemon's half */
 
 typedef struct kvs_counter_entry {
@@ -252,14 +255,14 @@ typedef struct kvs_load_args {
     kvs_ns *ns;
     kvs_region *region;
     uint32_t n;
-    uint32_t first_depth;   /* blocks of the prefix before keys[0]; only told again after a restart */
-    const uint8_t *keys;    /* [n][32]; with a lease only told again after a restart, NULL: those holds end with it */
-    const kvs_lease *lease; /* NULL: by keys */
-    uint32_t lease_first;   /* first of the n leased blocks */
-    uint32_t reserved;      /* 0 */
-    const kvs_slot *slots;  /* [n]; NULL: the daemon chooses all of them */
-    const kvs_mark *after;  /* nothing is touched before it is reached; NULL: at once */
-    const kvs_mark *signal; /* advanced when the bytes are there, or with the error; NULL: none */
+    uint32_t first_depth;     /* blocks of the prefix before keys[0]; only told again after a restart */
+    const uint8_t *keys;      /* [n][32]; with a lease only told again after a restart, NULL: those holds end with it */
+    const kvs_lease *lease;   /* NULL: by keys */
+    uint32_t lease_first;     /* first of the n leased blocks */
+    uint32_t reserved;        /* 0 */
+    const kvs_slot *slots;    /* [n]; NULL: the daemon chooses all of them */
+    const kvs_mark *after;    /* nothing is touched before it is reached; NULL: at once */
+    const kvs_mark *signal;   /* advanced when the bytes are there, or with the error; NULL: none */
     kvs_load_result *results; /* [n], out: written whatever happens (a local E_DEADLINE: E_BUSY each) */
 } kvs_load_args;
 /* E_PARTIAL: see the results. */
@@ -313,8 +316,8 @@ typedef struct kvs_write_args {
 KVS_API kvs_status kvs_write(const kvs_write_args *a, uint32_t timeout_ms, kvs_err *err);
 
 typedef struct kvs_operand {
-    uint64_t offset;       /* into the scratch region, bytes */
-    uint64_t token, head;  /* strides, bytes */
+    uint64_t offset;      /* into the scratch region, bytes */
+    uint64_t token, head; /* strides, bytes */
 } kvs_operand;
 
 typedef struct kvs_decode_call {
@@ -322,7 +325,7 @@ typedef struct kvs_decode_call {
     uint32_t parts; /* 0: chosen; 1..256 */
     kvs_region *scratch;
     float sm_scale;
-    uint32_t reserved; /* 0 */
+    uint32_t reserved;        /* 0 */
     kvs_operand q_nope, q_pe; /* in:  [T][h_q][512], [T][h_q][64], T = n_seqs * s_q */
     kvs_operand out, lse;     /* out: [T][h_q][512], fp32 [T][h_q] */
     const kvs_mark *after, *signal;
@@ -334,9 +337,9 @@ typedef struct kvs_decode_args {
     kvs_region *region;
     uint32_t n_seqs, table_width, s_q, h_q;
     uint32_t n_calls;
-    uint32_t flags;              /* enum kvs_decode_flags */
-    const int32_t *seq_len;      /* [n_seqs] tokens, the s_q new ones included */
-    const int32_t *block_table;  /* [n_seqs][table_width] slots */
+    uint32_t flags;               /* enum kvs_decode_flags */
+    const int32_t *seq_len;       /* [n_seqs] tokens, the s_q new ones included */
+    const int32_t *block_table;   /* [n_seqs][table_width] slots */
     const kvs_decode_call *calls; /* [n_calls] */
     kvs_call_result *results;     /* [n_calls], out */
 } kvs_decode_args;
@@ -375,7 +378,10 @@ typedef struct kvs_report_args {
     uint32_t reserved;       /* 0 */
     uint64_t cursor;         /* 0: from the start */
 } kvs_report_args;
-#define KVS_REPORT_SUMMARY {KVS_SECTION_SUMMARY, 0, KVS_ALL, 0, 0}
+#define KVS_REPORT_SUMMARY                                                                                             \
+    {                                                                                                                  \
+        KVS_SECTION_SUMMARY, 0, KVS_ALL, 0, 0                                                                          \
+    }
 /* JSON text, zero-terminated, into buf [cap]; *ret_len without the zero.  E_LIMIT: it does not fit, *ret_len is set. */
 KVS_API kvs_status kvs_report(kvs_client *c, const kvs_report_args *a, char *buf, size_t cap, size_t *ret_len,
                               uint32_t timeout_ms, kvs_err *err);

@@ -102,8 +102,8 @@ kvs_status link_recv(int fd, frame_reader *r, kvs_err *err)
     } control;
     frame_span span = frame_want(r);
     struct iovec iov = {span.base, span.len};
-    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes,
-                       .msg_controllen = sizeof control.bytes};
+    struct msghdr m = {
+        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     int fds[WIRE_MAX_FDS];
     size_t n_fds;
     ssize_t n;
@@ -123,8 +123,9 @@ kvs_status link_recv(int fd, frame_reader *r, kvs_err *err)
     if (m.msg_flags & MSG_CTRUNC) {
         for (size_t i = 0; i < n_fds; i++)
             (void)close(fds[i]);
-        return kvs_fail(err, KVS_E_LIMIT, "descriptors from the daemon were cut off after %zu: more than %d, or this "
-                                          "process is at its limit of open files (RLIMIT_NOFILE)",
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "descriptors from the daemon were cut off after %zu: more than %d, or this "
+                        "process is at its limit of open files (RLIMIT_NOFILE)",
                         n_fds, WIRE_MAX_FDS);
     }
     return frame_got(r, (size_t)n, fds, n_fds, err);

@@ -149,6 +149,7 @@ static kvs_status build_ping(call *k, kvs_request *r, const void *args, uint32_t
 
     if (s != KVS_OK)
         return s;
+    k->control = true;
     r->cookie = (uint64_t)k->deadline;
     wire_put_u64(&k->out, r->cookie);
     return KVS_OK;
@@ -220,7 +221,7 @@ static kvs_ns *ns_find(kvs_client *c, const kvs_ns *like)
 kvs_status kvs_open(kvs_client *c, const kvs_namespace *desc, kvs_ns **ret, uint32_t timeout_ms, kvs_err *err)
 {
     kvs_request r = {0};
-    kvs_ns *ns, *old;
+    kvs_ns *ns = NULL, *old;
     call k;
     kvs_status s = ns_create(c, desc, &ns, err);
 
@@ -421,8 +422,7 @@ static kvs_status build_load(call *k, kvs_request *r, const void *args, uint32_t
         s = slots_check(a->region, a->slots, a->n, err);
     if (s == KVS_OK)
         s = call_begin(k, a->ns->c, r, WIRE_LOAD,
-                       WIRE_load_req_BYTES +
-                           (uint64_t)a->n * (WIRE_slot_ref_BYTES + (by_lease ? 0 : WIRE_KEY_BYTES)),
+                       WIRE_load_req_BYTES + (uint64_t)a->n * (WIRE_slot_ref_BYTES + (by_lease ? 0 : WIRE_KEY_BYTES)),
                        timeout_ms, err);
     if (s != KVS_OK)
         return s;
@@ -590,7 +590,7 @@ static kvs_status build_write(call *k, kvs_request *r, const void *args, uint32_
     wire_put_write_req(&k->out, &q);
     for (uint32_t i = 0; i < a->n_calls && s == KVS_OK; i++) {
         const kvs_write_call *from = &a->calls[i];
-        wire_write_call to = {from->plane, 0, from->kv_c_offset, from->kv_c_stride, from->k_pe_offset,
+        wire_write_call to = {from->plane,      0, from->kv_c_offset, from->kv_c_stride, from->k_pe_offset,
                               from->k_pe_stride};
 
         s = call_region(k, from->scratch, &to.scratch, err);
@@ -613,12 +613,21 @@ kvs_status kvs_submit_write(const kvs_write_args *a, kvs_request **ret, uint32_t
 
 static kvs_status put_decode_call(call *k, const kvs_decode_call *from, kvs_err *err)
 {
-    wire_decode_call to = {.plane = from->plane, .parts = from->parts, .sm_scale = from->sm_scale,
-                           .q_nope_offset = from->q_nope.offset, .q_nope_token = from->q_nope.token,
-                           .q_nope_head = from->q_nope.head, .q_pe_offset = from->q_pe.offset,
-                           .q_pe_token = from->q_pe.token, .q_pe_head = from->q_pe.head,
-                           .out_offset = from->out.offset, .out_token = from->out.token, .out_head = from->out.head,
-                           .lse_offset = from->lse.offset, .lse_token = from->lse.token, .lse_head = from->lse.head};
+    wire_decode_call to = {.plane = from->plane,
+                           .parts = from->parts,
+                           .sm_scale = from->sm_scale,
+                           .q_nope_offset = from->q_nope.offset,
+                           .q_nope_token = from->q_nope.token,
+                           .q_nope_head = from->q_nope.head,
+                           .q_pe_offset = from->q_pe.offset,
+                           .q_pe_token = from->q_pe.token,
+                           .q_pe_head = from->q_pe.head,
+                           .out_offset = from->out.offset,
+                           .out_token = from->out.token,
+                           .out_head = from->out.head,
+                           .lse_offset = from->lse.offset,
+                           .lse_token = from->lse.token,
+                           .lse_head = from->lse.head};
     kvs_status s = mark_check(from->after, from->signal, err);
 
     if (s == KVS_OK)
@@ -640,8 +649,12 @@ static kvs_status build_decode(call *k, kvs_request *r, const void *args, uint32
 {
     const kvs_decode_args *a = args;
     uint64_t cells = (uint64_t)a->n_seqs * a->table_width;
-    wire_decode_req q = {.n_seqs = a->n_seqs, .table_width = a->table_width, .s_q = a->s_q, .h_q = a->h_q,
-                         .n_calls = a->n_calls, .flags = a->flags};
+    wire_decode_req q = {.n_seqs = a->n_seqs,
+                         .table_width = a->table_width,
+                         .s_q = a->s_q,
+                         .h_q = a->h_q,
+                         .n_calls = a->n_calls,
+                         .flags = a->flags};
     kvs_status s = count_check("calls", a->n_calls, err);
 
     r->op = WIRE_DECODE;
@@ -651,8 +664,8 @@ static kvs_status build_decode(call *k, kvs_request *r, const void *args, uint32
         s = kvs_fail(err, KVS_E_LIMIT, "block_table: %u x %u entries", a->n_seqs, a->table_width);
     if (s == KVS_OK)
         s = call_begin(k, a->ns->c, r, WIRE_DECODE,
-                       WIRE_decode_req_BYTES + (uint64_t)a->n_calls * WIRE_decode_call_BYTES +
-                           (uint64_t)a->n_seqs * 4 + cells * 4 + 16,
+                       WIRE_decode_req_BYTES + (uint64_t)a->n_calls * WIRE_decode_call_BYTES + (uint64_t)a->n_seqs * 4 +
+                           cells * 4 + 16,
                        timeout_ms, err);
     if (s != KVS_OK)
         return s;

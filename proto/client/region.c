@@ -67,8 +67,8 @@ kvs_status region_adopt(kvs_region *r, const wire_region_rep *v, frame *f, kvs_e
             return kvs_fail(err, KVS_E_NO_MEMORY, "region: no memory for %u slots", v->n_slots);
     }
     r->info.n_slots = v->n_slots;
+    r->info.slot_stride = v->slot_stride;
     if (r->info.kind != KVS_REGION_IMPORT) {
-        r->info.slot_stride = v->slot_stride;
         r->info.bytes = v->bytes;
         r->info.piece_bytes = v->piece_bytes;
         r->info.n_fds = f->head.n_fds;
@@ -102,7 +102,7 @@ static kvs_status create(kvs_client *c, kvs_ns *ns, const wire_region_create_req
 {
     wire_region_create_req body = *q;
     kvs_request req = {0};
-    kvs_region *r;
+    kvs_region *r = NULL;
     call k;
     kvs_status s = region_new(c, ns, q->kind, &r, err);
 
@@ -142,13 +142,13 @@ kvs_status kvs_scratch_create(kvs_client *c, uint32_t device, uint64_t bytes, kv
     return create(c, NULL, &q, ret, timeout_ms, err);
 }
 
-kvs_status kvs_region_attach(kvs_client *c, kvs_ns *ns, const uint8_t token[16], kvs_region **ret,
-                             uint32_t timeout_ms, kvs_err *err)
+kvs_status kvs_region_attach(kvs_client *c, kvs_ns *ns, const uint8_t token[16], kvs_region **ret, uint32_t timeout_ms,
+                             kvs_err *err)
 {
-    wire_region_attach_req q = {.ns = WIRE_NONE32, .kind = ns != NULL ? WIRE_REGION_SLOTS : WIRE_REGION_SCRATCH,
-                                .mode = WIRE_ATTACH_TOKEN};
+    wire_region_attach_req q = {
+        .ns = WIRE_NONE32, .kind = ns != NULL ? WIRE_REGION_SLOTS : WIRE_REGION_SCRATCH, .mode = WIRE_ATTACH_TOKEN};
     kvs_request req = {0};
-    kvs_region *r;
+    kvs_region *r = NULL;
     call k;
     kvs_status s = region_new(c, ns, q.kind, &r, err);
 
@@ -205,8 +205,8 @@ static kvs_status import_copy(kvs_region *r, const kvs_import *in, kvs_err *err)
 
 size_t region_import_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap)
 {
-    wire_region_import_req q = {.ns = ns, .device = r->info.device, .n_slots = r->info.n_slots, .memory = r->memory,
-                                .n_maps = r->n_maps};
+    wire_region_import_req q = {
+        .ns = ns, .device = r->info.device, .n_slots = r->info.n_slots, .memory = r->memory, .n_maps = r->n_maps};
     wire_out o = {.base = buf, .cap = cap};
 
     wire_put_region_import_req(&o, &q);
@@ -429,8 +429,12 @@ uint32_t region_n_entries(const kvs_region *r)
 
 size_t region_attach_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap)
 {
-    wire_region_attach_req q = {.ns = ns, .kind = r->info.kind, .device = r->info.device, .n_slots = r->info.n_slots,
-                                .bytes = r->info.bytes, .mode = WIRE_ATTACH_REOFFER,
+    wire_region_attach_req q = {.ns = ns,
+                                .kind = r->info.kind,
+                                .device = r->info.device,
+                                .n_slots = r->info.n_slots,
+                                .bytes = r->info.bytes,
+                                .mode = WIRE_ATTACH_REOFFER,
                                 .n_entries = region_n_entries(r)};
     wire_out o = {.base = buf, .cap = cap};
 
@@ -438,8 +442,7 @@ size_t region_attach_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t
     wire_put_region_attach_req(&o, &q);
     for (uint32_t i = 0; r->track != NULL && i < r->info.n_slots; i++) {
         const track *t = &r->track[i];
-        wire_region_entry e = {.slot = i, .gen = t->gen, .flags = t->shared ? WIRE_ENTRY_SHARED : 0,
-                               .depth = t->depth};
+        wire_region_entry e = {.slot = i, .gen = t->gen, .flags = t->shared ? WIRE_ENTRY_SHARED : 0, .depth = t->depth};
 
         if (!is_offered(t))
             continue;
@@ -460,6 +463,7 @@ void region_entries_done(kvs_region *r, const uint8_t *status)
 
         if (t->holds == 0 || t->lost)
             continue;
+        t->holds = 1; /* all that a new daemon grants */
         if (!offered || status == NULL || wire_at_u32(status, at++) != KVS_OK) {
             t->lost = true;
             t->holds = 0;

@@ -439,10 +439,13 @@ static kvs_status await_credit(kvs_client *c, const call *k, kvs_err *err)
                             (unsigned long long)c->server.credit_bytes);
         if (!c->sending && credit_is_free(c, k))
             return KVS_OK;
-        if (!client_turn(c, NULL, k->deadline))
-            return kvs_fail(err, KVS_E_BUSY, "no credit became free in time (%u of %u requests are in flight)",
-                            k->control ? c->control_used : c->data_used,
-                            k->control ? c->server.control_requests : c->server.credit_requests);
+        if (client_turn(c, NULL, k->deadline))
+            continue;
+        if (credit_is_free(c, k))
+            return kvs_fail(err, KVS_E_DEADLINE, "the daemon took no request in time; nothing was sent");
+        return kvs_fail(err, KVS_E_BUSY, "no credit became free in time (%u of %u requests are in flight)",
+                        k->control ? c->control_used : c->data_used,
+                        k->control ? c->server.control_requests : c->server.credit_requests);
     }
 }
 

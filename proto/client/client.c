@@ -368,7 +368,7 @@ kvs_status kvs_settle(kvs_client *c, uint32_t timeout_ms, kvs_err *err)
         return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
     (void)pthread_mutex_lock(&c->mu);
     while (c->state == LINK_UP && c->orphans > 0) {
-        if (client_turn(c, NULL, deadline))
+        if (client_turn_for_any(c, deadline))
             continue;
         s = kvs_fail(err, KVS_E_DEADLINE, "%u requests that were given up are still unanswered", c->orphans);
         break;

@@ -303,10 +303,11 @@ static void lead(kvs_client *c, bool out_wanted, int64_t deadline)
     take_in(c, s, &err);
 }
 
-static void sleep_until(kvs_client *c, const kvs_request *r, int64_t deadline)
+/* may_lead: will read if it is woken because nobody does. */
+static void sleep_until(kvs_client *c, const kvs_request *r, bool may_lead, int64_t deadline)
 {
     struct timespec t = {.tv_sec = deadline / 1000000000, .tv_nsec = deadline % 1000000000};
-    waiter w = {.next = c->waiters, .r = r};
+    waiter w = {.next = c->waiters, .r = r, .may_lead = may_lead};
 
     if (pthread_cond_init(&w.cond, &c->condattr) != 0)
         return;
@@ -328,9 +329,19 @@ bool client_turn(kvs_client *c, const kvs_request *r, int64_t deadline)
     if (clock_ns() >= deadline)
         return false;
     if (c->reading || c->state != LINK_UP)
-        sleep_until(c, r, deadline);
+        sleep_until(c, r, true, deadline);
     else
         lead(c, false, deadline);
+    return true;
+}
+
+bool client_turn_for_any(kvs_client *c, int64_t deadline)
+{
+    int64_t now = clock_ns(), slice = now + 100000000;
+
+    if (now >= deadline)
+        return false;
+    (void)client_turn(c, NULL, slice < deadline ? slice : deadline);
     return true;
 }
 
@@ -342,8 +353,12 @@ void client_read_once(kvs_client *c)
 
 void client_leave(kvs_client *c)
 {
-    if (!c->reading && c->state == LINK_UP && c->waiters != NULL)
-        (void)pthread_cond_signal(&c->waiters->cond);
+    waiter *w = c->reading || c->state != LINK_UP ? NULL : c->waiters;
+
+    while (w != NULL && !w->may_lead)
+        w = w->next;
+    if (w != NULL)
+        (void)pthread_cond_signal(&w->cond);
     (void)pthread_mutex_unlock(&c->mu);
 }
 
@@ -439,8 +454,13 @@ static kvs_status await_credit(kvs_client *c, const call *k, kvs_err *err)
                             (unsigned long long)c->server.credit_bytes);
         if (!c->sending && credit_is_free(c, k))
             return KVS_OK;
-        if (client_turn(c, NULL, k->deadline))
+        if (clock_ns() < k->deadline) {
+            if (c->sending) /* who sends also reads, if the socket is full */
+                sleep_until(c, NULL, false, k->deadline);
+            else
+                (void)client_turn_for_any(c, k->deadline);
             continue;
+        }
         if (credit_is_free(c, k))
             return kvs_fail(err, KVS_E_DEADLINE, "the daemon took no request in time; nothing was sent");
         return kvs_fail(err, KVS_E_BUSY, "no credit became free in time (%u of %u requests are in flight)",

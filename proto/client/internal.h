@@ -138,6 +138,7 @@ bool event_take(kvs_client *c, wire_in *in);
 typedef struct waiter {
     struct waiter *prev, *next;
     const kvs_request *r; /* NULL: waits for something else than one reply */
+    bool may_lead;
     pthread_cond_t cond;
 } waiter;
 
@@ -236,6 +237,8 @@ struct kvs_client {
 /* Do something useful until something may have changed: read the socket, or sleep while another does.  False: the
  * deadline had passed already. */
 bool client_turn(kvs_client *c, const kvs_request *r, int64_t deadline);
+/* The same for a waiter whose wish may come true without the socket: it looks up ten times a second while it reads. */
+bool client_turn_for_any(kvs_client *c, int64_t deadline);
 void client_read_once(kvs_client *c); /* take in what is there, if nobody reads */
 void client_leave(kvs_client *c);     /* done waiting: let another waiter read; unlocks mu */
 void client_wake_general(kvs_client *c);

@@ -7,6 +7,9 @@ CC      ?= gcc
 NVCC    ?= $(shell command -v nvcc 2>/dev/null)
 CUDA_ARCHS ?= 90a
 
+# Quiet unless V=1.
+Q := $(if $(V),,@)
+say = @$(if $(V),:,echo '  $(1)  $@')
 comma := ,
 BUILD := build$(if $(SAN),/$(subst $(comma),-,$(SAN)),/release)
 WARN  := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wundef \
@@ -56,33 +59,42 @@ $(BUILD)/libdaemon.a: $(DAEMON)
 $(BUILD)/libkvstride.a: $(CLIENT) $(PROTO)
 $(BUILD)/libsupport.a: $(SUPPORT)
 $(BUILD)/lib%.a:
-	@rm -f $@
-	ar rcs $@ $^
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
 
 $(BUILD)/kvstrided: $(BUILD)/daemon/main.o $(LIB_DAEMON)
-	$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
 $(BUILD)/kvstridectl: $(CTL) $(LIB_CLIENT) $(BUILD)/libkernels.a $(BUILD)/libconfig.a $(BUILD)/libproto.a
-	$(CC) $(ALL_LD) -o $@ $^ -lcjson $(CLIENT_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcjson $(CLIENT_LIBS)
 $(BUILD)/$(SO): $(CLIENT) $(PROTO)
-	$(CC) $(ALL_LD) -shared -Wl,-soname,$(SO) -o $@ $^ $(CLIENT_LIBS)
-	ln -sf $(SO) $(BUILD)/libkvstride.so
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -shared -Wl,-soname,$(SO) -o $@ $^ $(CLIENT_LIBS)
+	$(Q)ln -sf $(SO) $(BUILD)/libkvstride.so
 
 $(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C)
 $(BUILD)/%.o: %.c
+	$(call say,CC)
 	@mkdir -p $(@D)
-	$(CC) $(ALL_C) -c -o $@ $<
+	$(Q)$(CC) $(ALL_C) -c -o $@ $<
 
 TEST_LIBS := $(BUILD)/libsupport.a $(LIB_CLIENT) $(LIB_DAEMON)
 $(BUILD)/tests/unit/%: $(BUILD)/tests/unit/%.o $(TEST_LIBS)
-	$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
 $(BUILD)/tests/loop/%: $(BUILD)/tests/loop/%.o $(TEST_LIBS)
-	$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
 $(BUILD)/tests/e2e/%: $(BUILD)/tests/e2e/%.o $(TEST_LIBS)
-	$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
 $(BUILD)/tests/race/%: $(BUILD)/tests/race/%.o $(TEST_LIBS)
-	$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
 $(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
-	$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
 .PRECIOUS: $(BUILD)/%.o
 .SECONDARY:
 

@@ -56,7 +56,7 @@ uint32_t directory_n_namespaces(const directory *d);
 
 /* ---- finding ---- */
 /* keys: [n][32].  states: [n] enum wire_key_state, or NULL.  Returns the number of leading READY ones.  Prefetches. */
-uint32_t directory_lookup(const directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, uint8_t *states);
+uint32_t directory_lookup(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, uint8_t *states);
 
 /* ---- reading: hold, copy, let go ---- */
 /* Hold each ready key; status[i] KVS_OK and slot[i], or E_NOT_FOUND / E_BUSY (writing).  Renews recency. */
@@ -74,7 +74,8 @@ void directory_admit(directory *d, uint32_t ns, uint32_t first_depth, const uint
 kvs_status directory_commit(directory *d, pool_slot s, uint64_t checksum);
 void directory_abort(directory *d, pool_slot s);      /* writing -> absent, slot freed */
 /* Writing or held slot whose copy did not end in time: its key (if writing) goes now; its memory is quarantined until
- * directory_settle says that the hardware has stopped. */
+ * directory_settle says that the hardware has stopped.  A slot that was only read keeps its key, for its bytes are right,
+ * and keeps this hold until directory_settle: do not call directory_unhold for it. */
 void directory_suspect(directory *d, pool_slot s);
 void directory_settle(directory *d, pool_slot s);
 
@@ -110,11 +111,13 @@ kvs_status directory_drop(directory *d, uint32_t ns, const uint8_t key[32]);
 typedef struct directory_reset_result {
     uint64_t dropped, aborted, kept, leases;
 } directory_reset_result;
+/* Tells on_event once a namespace (RESET) if all of it went, else once a block (REMOVED). */
 void directory_reset(directory *d, uint32_t tenant, uint32_t ns, bool pinned_too, directory_reset_result *ret);
 
 /* ---- watching ---- */
 typedef struct directory_stats {
     uint64_t n_ready, n_pinned, n_leased, n_held, n_leases, leased_bytes, pinned_bytes, evictable;
+    /* since the start, in blocks; hits: leading ready keys of LOOKUP lists, misses: the others */
     uint64_t hits, misses, stored, exists, evicted, dropped, rebound, no_space;
     uint64_t oldest_lease_us; /* age; 0 if none */
     uint64_t metadata_bytes;  /* directory, policy and pool, resident */

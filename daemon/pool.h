@@ -56,7 +56,8 @@ _Static_assert(sizeof(pool_row) == 64, "slot table row");
 
 typedef struct pool_config {
     uint64_t max_bytes;    /* rounded down to whole extents; at least one slot must fit */
-    uint64_t extent_bytes; /* 0 = max_bytes / 8 within 64..256 MiB (at most max_bytes); rounded down to 4 KiB */
+    uint64_t extent_bytes; /* 0 = max_bytes / 8 within 64..256 MiB (at most max_bytes), enlarged so that the extents
+                            * cover max_bytes; rounded down to 4 KiB */
     uint32_t max_slots;    /* of each layout; 0 = no cap */
 } pool_config;
 
@@ -67,7 +68,7 @@ typedef struct pool_bytes { /* the conservation law's terms, and subsets kept by
 
 typedef struct pool_layout_info {
     uint64_t slot_bytes;
-    uint32_t n_extents;
+    uint32_t n_extents; /* without those that are closing; the slots below are with them */
     uint64_t n_slots, n_free, n_writing, n_ready, n_draining, n_quarantined;
     uint64_t cap; /* most slots it can ever have: max_slots, or what the whole arena holds */
 } pool_layout_info;
@@ -109,6 +110,9 @@ uint32_t pool_n_extents(const pool *p);
 uint32_t pool_extent_of(const pool *p, pool_slot s);
 /* Layout of an extent, or POOL_NONE; its slots are first .. first + n - 1. */
 uint32_t pool_extent_layout(const pool *p, uint32_t extent, pool_slot *ret_first, uint32_t *ret_n, bool *ret_closing);
+/* Slots first .. first + this - 1 may be taken or have been; the rows behind them were not touched, and reading one
+ * would make it cost memory. */
+uint32_t pool_extent_used(const pool *p, uint32_t extent);
 void pool_extent_close(pool *p, uint32_t extent); /* no more takes from it; unassigned as soon as its slots are free */
 
 void pool_get_bytes(const pool *p, pool_bytes *ret);

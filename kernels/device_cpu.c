@@ -120,18 +120,17 @@ static void cpu_host_unregister(device *d, void *p, uint64_t bytes)
 /* --- device memory
  * ---------------------------------------------------------------------------------------------- */
 
-static kvs_status mem_alloc(device *d, uint32_t n_pieces, cpu_mem **ret, kvs_err *err)
+static cpu_mem *mem_alloc(device *d, uint32_t n_pieces)
 {
     cpu_mem *m = malloc(sizeof *m + n_pieces * sizeof m->pieces[0]);
 
     if (m == NULL)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "device memory: no memory for %" PRIu32 " pieces", n_pieces);
+        return NULL;
     m->base.dev = d;
     m->n_pieces = n_pieces;
     for (uint32_t i = 0; i < n_pieces; i++)
         m->pieces[i] = (cpu_piece){.fd = -1};
-    *ret = m;
-    return KVS_OK;
+    return m;
 }
 
 static void cpu_mem_close(device_mem *dm)
@@ -183,15 +182,15 @@ static kvs_status piece_create(cpu_piece *p, uint64_t bytes, kvs_err *err)
 static kvs_status cpu_mem_create(device *d, uint64_t bytes, device_mem **ret, kvs_err *err)
 {
     const uint64_t page = ((cpu_device *)d)->page;
-    cpu_mem *m = NULL;
+    cpu_mem *m;
     kvs_status s;
 
     if (bytes == 0 || bytes > (uint64_t)INT64_MAX - page)
         return kvs_fail(err, KVS_E_INVALID, "mem_create: %" PRIu64 " bytes is outside 1..%" PRIu64, bytes,
                         (uint64_t)INT64_MAX - page);
-    s = mem_alloc(d, 1, &m, err);
-    if (s != KVS_OK)
-        return s;
+    m = mem_alloc(d, 1);
+    if (m == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "mem_create: no memory for a piece");
     s = piece_create(&m->pieces[0], (bytes + page - 1) / page * page, err);
     if (s != KVS_OK) {
         cpu_mem_close(&m->base);
@@ -274,8 +273,8 @@ static kvs_status piece_import(cpu_piece *p, int fd, uint32_t i, uint64_t room, 
 static kvs_status cpu_mem_import(device *d, const device_import *in, device_mem **ret, kvs_err *err)
 {
     uint64_t room = in->max_bytes;
-    cpu_mem *m = NULL;
-    kvs_status s;
+    kvs_status s = KVS_OK;
+    cpu_mem *m;
 
     if (in->memory != WIRE_MEMORY_MEMFD)
         return kvs_fail(err, KVS_E_UNSUPPORTED, "memory: kind %" PRIu32 ", the cpu device takes %d (memfd)",
@@ -283,9 +282,9 @@ static kvs_status cpu_mem_import(device *d, const device_import *in, device_mem 
     if (in->n_fds < 1 || in->n_fds > MAX_PIECES)
         return kvs_fail(err, KVS_E_INVALID, "n_fds: %" PRIu32 " is outside 1..%d", in->n_fds,
                         (int)MAX_PIECES);
-    s = mem_alloc(d, in->n_fds, &m, err);
-    if (s != KVS_OK)
-        return s;
+    m = mem_alloc(d, in->n_fds);
+    if (m == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "mem_import: no memory for %" PRIu32 " pieces", in->n_fds);
     for (uint32_t i = 0; i < in->n_fds && s == KVS_OK; i++) {
         s = piece_import(&m->pieces[i], in->fds[i], i, room, err);
         room -= s == KVS_OK ? m->pieces[i].bytes : 0;

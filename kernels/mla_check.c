@@ -156,7 +156,7 @@ static kvs_status table_check(const kvs_mla_decode_args *a, kvs_err *err)
 
 kvs_status kvs_mla_decode_check(const kvs_mla_decode_args *a, kvs_err *err)
 {
-    const uint64_t latent = KVS_MLA_LATENT * VALUE, rope = KVS_MLA_ROPE * VALUE;
+    const uint64_t latent = (uint64_t)KVS_MLA_LATENT * VALUE, rope = (uint64_t)KVS_MLA_ROPE * VALUE;
     kvs_status s = kvs_mla_view_check(&a->view, err);
 
     if (s == KVS_OK)

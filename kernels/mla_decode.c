@@ -93,7 +93,7 @@ static void load_values(float *dst, const uint8_t *src, uint32_t n, uint32_t is_
     for (uint32_t i = 0; i < n; i++) {
         uint16_t h;
 
-        memcpy(&h, src + 2 * i, sizeof h);
+        memcpy(&h, src + 2 * (size_t)i, sizeof h);
         dst[i] = is_fp16 ? kvs_f16_to_f32(h) : kvs_bf16_to_f32(h);
     }
 }
@@ -103,7 +103,7 @@ static void store_values(uint8_t *dst, const float *src, uint32_t n, uint32_t is
     for (uint32_t i = 0; i < n; i++) {
         uint16_t h = is_fp16 ? kvs_f32_to_f16(src[i]) : kvs_f32_to_bf16(src[i]);
 
-        memcpy(dst + 2 * i, &h, sizeof h);
+        memcpy(dst + 2 * (size_t)i, &h, sizeof h);
     }
 }
 

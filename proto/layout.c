@@ -56,7 +56,7 @@ kvs_status kvs_format_parse(const char *name, uint32_t *ret, kvs_err *err)
     if (name == NULL)
         return kvs_fail(err, KVS_E_UNSUPPORTED, "format: none given");
     for (uint32_t i = 1; i < N_FORMATS; i++) {
-        if (strcmp(name, FORMATS[i].name) == 0) {
+        if (FORMATS[i].name != NULL && strcmp(name, FORMATS[i].name) == 0) {
             *ret = i;
             return KVS_OK;
         }

@@ -20,7 +20,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-#pragma GCC visibility push(default) /* libkvstride exports these */
+#pragma GCC visibility push(default) /* part of libkvstride */
 
 /*      name           id  bytes a token: fixed, or 0 = the caller's row_bytes */
 #define KVS_FORMAT_MAP(X)                                                                                   \

@@ -9,7 +9,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-#pragma GCC visibility push(default) /* libkvstride exports these */
+#pragma GCC visibility push(default) /* part of libkvstride */
 
 #define KVS_STATUS_MAP(X)                                                                                   \
     X(OK, 0, "ok")                                                                                          \

@@ -227,6 +227,7 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_status_rep(F) F(u32, text_len) F(u32, reserved) /* then JSON text, padded */
 #define WIRE_health_rep(F) F(u32, state) F(u32, reasons) F(u64, uptime_us) F(b16, boot_id) /* enum wire_health */
 #define WIRE_watch_req(F) F(u32, mask) F(u32, reserved)                                    /* 1 << enum wire_event */
+/* EVENT frames carry the id of the WATCH, status 0, and this body without the message head of replies. */
 #define WIRE_event(F) F(u64, seq) F(u64, lost) F(u32, n) F(u32, reserved)                  /* then n x event_item */
 #define WIRE_event_item(F) F(u32, type) F(u32, ns) F(u32, depth) F(u32, cause) F(b32, key)
 /* PING: a body of 0..64 bytes, returned behind the reply's message head. */

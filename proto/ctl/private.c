@@ -84,7 +84,7 @@ static void last_words(const private_daemon *d, char *buf, size_t cap)
     while (fgets(line, sizeof line, f) != NULL) {
         line[strcspn(line, "\n")] = '\0';
         if (line[0] != '\0')
-            (void)snprintf(buf, cap, "%s", line);
+            (void)snprintf(buf, cap, "%.150s", line);
     }
     (void)fclose(f);
 }

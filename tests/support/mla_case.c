@@ -44,7 +44,9 @@ uint8_t *mla_case_row(const mla_case *c, uint32_t seq, uint32_t token)
     const kvs_view *v = &c->args.view;
     int32_t block = c->table[seq * c->args.table_stride + token / v->tokens_per_block];
 
-    return kvs_view_row(v, (uint32_t)block, token % v->tokens_per_block);
+    /* Not kvs_view_row: the data must not follow a mistake of what is tested. */
+    return v->base + (uint64_t)block * v->block_stride +
+           (uint64_t)(token % v->tokens_per_block) * v->row_bytes;
 }
 
 /* Unit variance over 32 bits of randomness a value: cheap, and enough of a spread for attention. */
@@ -114,6 +116,7 @@ static bool tables_init(mla_case *c, uint32_t n_blocks)
     for (uint32_t b = 0; b < n_blocks; b++) {
         uint32_t at = s->block_order ? b : (uint32_t)rnd_below(&r, b + 1);
 
+        order[b] = (int32_t)b;
         order[b] = order[at];
         order[at] = (int32_t)b;
     }

@@ -75,7 +75,8 @@ static const uint8_t *row_of(const kvs_mla_decode_args *a, uint32_t seq, uint64_
 
     if (block < 0 || (uint32_t)block >= a->view.n_blocks)
         return NULL;
-    return kvs_view_row(&a->view, (uint32_t)block, (uint32_t)(token % a->view.tokens_per_block));
+    return a->view.base + (uint64_t)block * a->view.block_stride +
+           token % a->view.tokens_per_block * a->view.row_bytes;
 }
 
 /* One query row over `seen` tokens: the plain definition of softmax.  values: of all 16-bit patterns. */

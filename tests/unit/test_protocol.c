@@ -247,7 +247,7 @@ static void ex_region_import_req(example *e)
 static void ex_region_import_rep(example *e)
 {
     wire_put_region_rep(answer_ok(e, WIRE_REGION_IMPORT, 10),
-                        &(wire_region_rep){.region = 6, .n_slots = 4, .bytes = 36864, .piece_bytes = 36864});
+                        &(wire_region_rep){.region = 6, .n_slots = 4, .bytes = 36864});
 }
 
 static void ex_region_close_req(example *e)

@@ -135,6 +135,7 @@ int main(void)
     kvs_close(s.c);
     fake_stop(&f);
     fake_fini(&f);
-    (void)printf("race_client: %u calls, %u bad\n", atomic_load(&s.calls), atomic_load(&s.bad));
+    (void)printf("%u calls, %u bad\n%d passed, %d failed\n", atomic_load(&s.calls), atomic_load(&s.bad),
+                 atomic_load(&s.bad) == 0, atomic_load(&s.bad) != 0);
     return atomic_load(&s.bad) != 0;
 }

@@ -121,7 +121,7 @@ kvs_status kvs_counter_page(kvs_client *c, kvs_counters *ret, kvs_err *err)
 
 kvs_status kvs_counter_set(kvs_client *c, uint32_t counter, uint64_t value, kvs_err *err)
 {
-    kvs_counters page;
+    kvs_counters page = {0};
     kvs_status s = kvs_counter_page(c, &page, err);
 
     if (s != KVS_OK)

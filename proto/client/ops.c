@@ -225,7 +225,7 @@ kvs_status kvs_open(kvs_client *c, const kvs_namespace *desc, kvs_ns **ret, uint
     call k;
     kvs_status s = ns_create(c, desc, &ns, err);
 
-    if (s != KVS_OK)
+    if (s != KVS_OK || ns == NULL)
         return s;
     old = ns_find(c, ns);
     if (old != NULL && atomic_load(&old->status) == KVS_OK) {

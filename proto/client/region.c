@@ -12,6 +12,7 @@ static kvs_status region_new(kvs_client *c, kvs_ns *ns, uint32_t kind, kvs_regio
 {
     kvs_region *r = calloc(1, sizeof *r);
 
+    *ret = r;
     if (r == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "region: no memory");
     r->c = c;
@@ -19,7 +20,6 @@ static kvs_status region_new(kvs_client *c, kvs_ns *ns, uint32_t kind, kvs_regio
     r->info.kind = kind;
     for (unsigned i = 0; i < WIRE_MAX_FDS; i++)
         r->fds[i] = -1;
-    *ret = r;
     return KVS_OK;
 }
 
@@ -228,12 +228,12 @@ kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret,
 
     if (s == KVS_OK)
         s = region_new(ns->c, ns, KVS_REGION_IMPORT, &r, err);
-    if (s == KVS_OK)
+    if (s == KVS_OK && r != NULL)
         s = import_copy(r, in, err);
     if (s == KVS_OK)
         s = call_begin(&k, ns->c, &req, WIRE_REGION_IMPORT,
                        WIRE_region_import_req_BYTES + (uint64_t)in->n_maps * WIRE_plane_map_BYTES, timeout_ms, err);
-    if (s != KVS_OK) {
+    if (s != KVS_OK || r == NULL) {
         region_destroy(r);
         return s;
     }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -1355,4 +1356,67 @@ Test(client, refuses_to_work_in_a_forked_child)
     OK(kvs_ping(c, 0, &err)); /* the parent's connection is untouched */
     cr_assert_eq(kvs_generation(c), 1);
     finish(&f, c);
+}
+
+/* In a child without privileges, for those are excused from the limit.  The daemon reads nothing meanwhile. */
+static int send_too_many(fake *f)
+{
+    struct rlimit tight = {24, 24};
+    kvs_plane_map map = {.stride = 4096};
+    kvs_import in = {.n_slots = 1, .n_fds = 12, .n_maps = 1, .maps = &map};
+    kvs_client *c = client_of(f);
+    kvs_ns *ns = ns_of(c, "m");
+    kvs_region *r;
+    kvs_status s = KVS_OK;
+    int fds[12], before;
+
+    for (int i = 0; i < 12; i++)
+        fds[i] = 0;
+    in.fds = fds;
+    tight.rlim_cur = tight.rlim_max = open_fds() + 16;
+    if (setrlimit(RLIMIT_NOFILE, &tight) != 0 || (geteuid() == 0 && setuid(65534) != 0))
+        return 2;
+    before = (int)open_fds();
+    atomic_store(&f->deaf, true);
+    (void)kvs_ping(c, 40, &err); /* wakes it once more: now it notices */
+    for (int i = 0; i < 40 && s != KVS_E_LIMIT; i++) {
+        int64_t begin = now_ms();
+
+        s = kvs_region_import(ns, &in, &r, 40, &err);
+        if (s == KVS_OK || now_ms() - begin > 2000)
+            return 3;
+    }
+    if (s != KVS_E_LIMIT || strstr(err.msg, "RLIMIT_NOFILE") == NULL)
+        return 4;
+    if ((int)open_fds() != before)
+        return 5;
+    atomic_store(&f->deaf, false);
+    s = kvs_region_import(ns, &in, &r, 0, &err);
+    kvs_close(c);
+    return s == KVS_OK ? 0 : 6;
+}
+
+Test(client, says_clearly_that_too_many_descriptors_are_in_flight)
+{
+    fake *f = mmap(NULL, sizeof *f, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char folder[108];
+    int status;
+    pid_t pid;
+
+    cr_assert_neq(f, MAP_FAILED);
+    fake_init(f);
+    fake_start(f);
+    (void)snprintf(folder, sizeof folder, "%s", f->path);
+    *strrchr(folder, '/') = '\0';
+    (void)chmod(folder, 0755);
+    (void)chmod(f->path, 0777);
+    pid = fork();
+    cr_assert_geq(pid, 0);
+    if (pid == 0)
+        _exit(send_too_many(f));
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert(WIFEXITED(status));
+    cr_assert_eq(WEXITSTATUS(status), 0, "step %d", WEXITSTATUS(status));
+    finish(f, NULL);
+    (void)munmap(f, sizeof *f);
 }

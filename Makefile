@@ -3,7 +3,9 @@
 VERSION := 0.1.0
 PREFIX  ?= /usr/local
 DESTDIR ?=
-CC      ?= gcc
+ifeq ($(origin CC),default)
+CC := gcc
+endif
 NVCC    ?= $(shell command -v nvcc 2>/dev/null)
 CUDA_ARCHS ?= 90a
 

@@ -43,8 +43,7 @@ struct json_node { /* never defined by cJSON: a json_node is a cJSON under anoth
 /* ---- positions ---- */
 
 /* Lines end with \n; columns count characters, so that they agree with an editor. */
-__attribute__((format(printf, 3, 4))) static kvs_status fail_at(const scan *s, size_t at, const char *fmt,
-                                                                ...)
+__attribute__((format(printf, 3, 4))) static kvs_status fail_at(const scan *s, size_t at, const char *fmt, ...)
 {
     char msg[KVS_ERR_MSG_BYTES];
     size_t line = 1, column = 1;
@@ -72,13 +71,11 @@ static kvs_status fail_here(const scan *s, const char *expected)
         return fail_at(s, s->at, "expected %s, found the end", expected);
     c = (unsigned char)s->text[s->at];
     if (c == 0)
-        return fail_at(s, s->at, "expected %s, found a zero byte (is the text UTF-16? it must be UTF-8)",
-                       expected);
+        return fail_at(s, s->at, "expected %s, found a zero byte (is the text UTF-16? it must be UTF-8)", expected);
     if (c == '/' || c == '#')
         return fail_at(s, s->at, "expected %s, found '%c' (JSON has no comments)", expected, c);
     if (c == '\'')
-        return fail_at(s, s->at, "expected %s, found a single quote (JSON strings need double quotes)",
-                       expected);
+        return fail_at(s, s->at, "expected %s, found a single quote (JSON strings need double quotes)", expected);
     if (c > ' ' && c < 0x7F)
         return fail_at(s, s->at, "expected %s, found '%c'", expected, c);
     return fail_at(s, s->at, "expected %s, found byte 0x%02x", expected, c);
@@ -295,8 +292,7 @@ static kvs_status scan_number(scan *s)
     if (st != KVS_OK)
         return st;
     if (s->at - start > MAX_NUMBER)
-        return fail_at(s, start, "a number of %zu characters; at most %d are allowed", s->at - start,
-                       (int)MAX_NUMBER);
+        return fail_at(s, start, "a number of %zu characters; at most %d are allowed", s->at - start, (int)MAX_NUMBER);
     return add_mark(s, start, is_whole(s->text + start, s->text + s->at));
 }
 
@@ -455,8 +451,7 @@ static kvs_status check_number(const scan *s, cJSON *item, size_t at)
     if (!isfinite(item->valuedouble) && item->string == NULL)
         return fail_at(s, s->marks[at].at, "number is too large for a double");
     if (!isfinite(item->valuedouble))
-        return fail_at(s, s->marks[at].at, "%s: number is too large for a double",
-                       json_quote(key, item->string));
+        return fail_at(s, s->marks[at].at, "%s: number is too large for a double", json_quote(key, item->string));
     item->valueint = s->marks[at].whole;
     return KVS_OK;
 }

@@ -117,8 +117,8 @@ static kvs_status ns_reserve(directory *d, kvs_err *err)
     ns_entry **ns;
 
     if (d->n_ns == DIRECTORY_MAX_NAMESPACES)
-        return kvs_fail(err, KVS_E_LIMIT, "namespaces: %lu are open, at most %d may be",
-                        (unsigned long)d->n_ns, DIRECTORY_MAX_NAMESPACES);
+        return kvs_fail(err, KVS_E_LIMIT, "namespaces: %lu are open, at most %d may be", (unsigned long)d->n_ns,
+                        DIRECTORY_MAX_NAMESPACES);
     if (d->n_ns < d->cap_ns)
         return KVS_OK;
     ns = realloc(d->ns, cap * sizeof *ns);
@@ -129,8 +129,7 @@ static kvs_status ns_reserve(directory *d, kvs_err *err)
     return KVS_OK;
 }
 
-kvs_status directory_open(directory *d, uint32_t tenant, const uint8_t *canon, size_t len, uint32_t *ret,
-                          kvs_err *err)
+kvs_status directory_open(directory *d, uint32_t tenant, const uint8_t *canon, size_t len, uint32_t *ret, kvs_err *err)
 {
     kvs_status s;
     ns_entry *n;
@@ -309,8 +308,7 @@ bool directory_hold_one(directory *d, pool_slot s)
     return true;
 }
 
-void directory_hold(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, kvs_status *status,
-                    pool_slot *slot)
+void directory_hold(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, kvs_status *status, pool_slot *slot)
 {
     for (uint32_t at = 0; at < n; at += BATCH)
         directory_find_batch(d, ns, keys + (size_t)at * 32, n - at < BATCH ? n - at : BATCH, slot + at);

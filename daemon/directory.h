@@ -30,9 +30,9 @@
 typedef struct directory directory;
 
 typedef struct directory_config {
-    pool *pool;             /* borrowed */
+    pool *pool; /* borrowed */
     const evict_ops *evict;
-    uint64_t hash_seed;     /* random: a client must not be able to choose collisions */
+    uint64_t hash_seed; /* random: a client must not be able to choose collisions */
     /* Called for each block that appears or goes; may be NULL; must not call back. */
     void (*on_event)(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32]);
     void *ud;
@@ -73,7 +73,7 @@ void directory_admit(directory *d, uint32_t ns, uint32_t first_depth, const uint
                      uint32_t n, kvs_status *status, pool_slot *slot);
 /* The bytes are there: visible from now on.  E_CANCELLED: a RESET or DROP came meanwhile; the slot is freed. */
 kvs_status directory_commit(directory *d, pool_slot s, uint64_t checksum);
-void directory_abort(directory *d, pool_slot s);      /* writing -> absent, slot freed */
+void directory_abort(directory *d, pool_slot s); /* writing -> absent, slot freed */
 /* Writing or held slot whose copy did not end in time: its key (if writing) goes now; its memory is quarantined until
  * directory_settle says that the hardware has stopped.  A slot that was only read keeps its key, for its bytes are right,
  * and keeps this hold until directory_settle: do not call directory_unhold for it. */
@@ -103,7 +103,7 @@ void directory_owner_gone(directory *d, uint64_t owner);
 uint64_t directory_expire(directory *d, uint64_t now_us);
 
 /* ---- residency ---- */
-kvs_status directory_pin(directory *d, uint32_t ns, const uint8_t key[32]);   /* OK also if it was; E_NOT_FOUND */
+kvs_status directory_pin(directory *d, uint32_t ns, const uint8_t key[32]); /* OK also if it was; E_NOT_FOUND */
 kvs_status directory_unpin(directory *d, uint32_t ns, const uint8_t key[32]);
 /* E_BUSY: leased, or pinned; a key being written is doomed (OK), one being read goes now and its memory later. */
 kvs_status directory_drop(directory *d, uint32_t ns, const uint8_t key[32]);
@@ -131,7 +131,8 @@ typedef struct directory_lease_info {
     uint64_t owner, bytes, age_us, left_us;
     uint32_t tenant, n_leased, n_ns, loads_left;
 } directory_lease_info;
-void directory_each_lease(const directory *d, uint64_t now_us, void (*f)(void *ud, const directory_lease_info *l), void *ud);
+void directory_each_lease(const directory *d, uint64_t now_us, void (*f)(void *ud, const directory_lease_info *l),
+                          void *ud);
 
 typedef struct directory_key_info {
     uint8_t key[32];

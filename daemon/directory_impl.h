@@ -79,8 +79,7 @@ struct directory {
     const evict_ops *ops;
     evict *evict;
     uint64_t hash_seed;
-    void (*on_event)(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth,
-                     const uint8_t key[32]);
+    void (*on_event)(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32]);
     void *ud;
     key_table table;
     sparse infos;         /* slot_info, by slot */
@@ -115,8 +114,7 @@ static inline bool info_is_busy(const slot_info *i)
 
 /* directory.c */
 uint32_t directory_hash(const directory *d, uint32_t ns, const uint8_t key[32]);
-pool_slot directory_find(const directory *d, uint32_t ns,
-                         const uint8_t key[32]); /* ready or writing; POOL_NONE */
+pool_slot directory_find(const directory *d, uint32_t ns, const uint8_t key[32]); /* ready or writing; POOL_NONE */
 /* The same for up to BATCH keys, fetching ahead. */
 void directory_find_batch(const directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, pool_slot *ret);
 void directory_touch(directory *d, pool_slot s, uint64_t stamp); /* stamp: larger than any before */
@@ -135,8 +133,7 @@ void directory_empty_rows(directory *d, uint32_t extent, uint32_t from, uint32_t
 
 /* lease.c */
 void directory_leases_fini(directory *d);
-uint64_t directory_end_leases(directory *d, uint32_t tenant,
-                              uint32_t ns); /* both WIRE_NONE32: all; how many */
+uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns); /* both WIRE_NONE32: all; how many */
 
 static inline void directory_emit(const directory *d, uint32_t type, uint32_t cause, const pool_row *r)
 {

@@ -126,8 +126,7 @@ static void find_foreign(directory *d, admission *a, bool taker_has_none)
     for (uint32_t e = 0; e < n; e++) {
         uint64_t last = d->extents[e].n_ready == 0 ? 0 : d->extents[e].last;
 
-        if ((a->foreign == POOL_NONE || last < a->foreign_last) &&
-            may_lose_extent(d, e, a->layout, taker_has_none)) {
+        if ((a->foreign == POOL_NONE || last < a->foreign_last) && may_lose_extent(d, e, a->layout, taker_has_none)) {
             a->foreign = e;
             a->foreign_last = last;
         }
@@ -289,21 +288,17 @@ static uint32_t depth_at(uint32_t first, uint32_t i)
     return first > UINT32_MAX - i ? UINT32_MAX : first + i;
 }
 
-void directory_admit(directory *d, uint32_t ns, uint32_t first_depth, const uint8_t parent[32],
-                     const uint8_t *keys, uint32_t n, kvs_status *status, pool_slot *slot)
+void directory_admit(directory *d, uint32_t ns, uint32_t first_depth, const uint8_t parent[32], const uint8_t *keys,
+                     uint32_t n, kvs_status *status, pool_slot *slot)
 {
-    admission a = {.ns = ns,
-                   .layout = d->ns[ns]->pub.layout,
-                   .base = d->stamp + 1,
-                   .passed = POOL_NONE,
-                   .foreign = POOL_NONE};
+    admission a = {
+        .ns = ns, .layout = d->ns[ns]->pub.layout, .base = d->stamp + 1, .passed = POOL_NONE, .foreign = POOL_NONE};
     pool_slot before = first_depth > 0 ? directory_find(d, ns, parent) : POOL_NONE;
 
     for (uint32_t at = 0; at < n; at += BATCH)
         directory_find_batch(d, ns, keys + (size_t)at * 32, n - at < BATCH ? n - at : BATCH, slot + at);
     /* A client that does not name the parent is helped by what the row remembers. */
-    protect(d, &a, before == POOL_NONE && n > 0 && slot[0] != POOL_NONE ? parent_of(d, slot[0]) : before,
-            slot, n);
+    protect(d, &a, before == POOL_NONE && n > 0 && slot[0] != POOL_NONE ? parent_of(d, slot[0]) : before, slot, n);
     for (uint32_t i = 0; i < n; i++) {
         status[i] = admit_one(d, &a, depth_at(first_depth, i), keys + (size_t)i * 32, &slot[i]);
         set_parent(d, slot[i], before);

@@ -7,10 +7,9 @@
 static uint64_t directory_memory(const directory *d)
 {
     return sizeof *d + pool_n_extents(d->pool) * sizeof *d->extents + CHAIN_MAX * sizeof *d->chain +
-           sparse_resident(&d->infos) + key_table_bytes(&d->table) + d->cap_ns * sizeof *d->ns +
-           d->ns_memory + d->leases.cap * sizeof *d->leases.heap +
-           d->leases.n_buckets * sizeof *d->leases.buckets + d->leases.memory + d->ops->bytes(d->evict) +
-           pool_metadata_bytes(d->pool);
+           sparse_resident(&d->infos) + key_table_bytes(&d->table) + d->cap_ns * sizeof *d->ns + d->ns_memory +
+           d->leases.cap * sizeof *d->leases.heap + d->leases.n_buckets * sizeof *d->leases.buckets + d->leases.memory +
+           d->ops->bytes(d->evict) + pool_metadata_bytes(d->pool);
 }
 
 void directory_get_stats(const directory *d, uint64_t now_us, directory_stats *ret)
@@ -63,8 +62,7 @@ uint64_t directory_each_key(const directory *d, uint32_t ns, uint64_t cursor, ui
 
         (void)pool_extent_layout(d->pool, e, &first, NULL, NULL);
         if (cursor - first >= pool_extent_used(d->pool, e)) {
-            cursor =
-                (uint64_t)first + pool_extent_bytes(d->pool) / POOL_SLOT_MIN_BYTES; /* the next extent's */
+            cursor = (uint64_t)first + pool_extent_bytes(d->pool) / POOL_SLOT_MIN_BYTES; /* the next extent's */
             continue;
         }
         r = pool_row_of(d->pool, (pool_slot)cursor);
@@ -218,8 +216,7 @@ static kvs_status check_order(const directory *d, const recount *c, kvs_err *err
     uint64_t n = 0, stamp;
 
     for (uint32_t l = 0; l < pool_n_layouts(d->pool); l++)
-        for (pool_slot s = d->ops->victim(d->evict, l, POOL_NONE, &stamp); s != POOL_NONE && n <= c->in_order;
-             n++) {
+        for (pool_slot s = d->ops->victim(d->evict, l, POOL_NONE, &stamp); s != POOL_NONE && n <= c->in_order; n++) {
             if (pool_layout_of(d->pool, s) != l || (info_of(d, s)->flags & SLOT_PARKED) != 0)
                 return differs(err, "order of layout at row", s, l, pool_layout_of(d->pool, s));
             s = d->ops->victim(d->evict, l, s, &stamp);

@@ -5,10 +5,9 @@
 #include <sys/mman.h>
 
 enum {
-    MIN_BITS = 9,        /* one page */
-    GIVE_BACK = 1 << 15, /* entries: 256 KiB of the old table go back to the system at a time */
-    MOVE_PER_CHANGE =
-        16, /* entries looked at with each insert or remove: done long before the new table is full */
+    MIN_BITS = 9,         /* one page */
+    GIVE_BACK = 1 << 15,  /* entries: 256 KiB of the old table go back to the system at a time */
+    MOVE_PER_CHANGE = 16, /* entries looked at with each insert or remove: done long before the new table is full */
 };
 
 static uint64_t part_cap(const key_table_part *p)

@@ -184,8 +184,7 @@ static uint32_t leading(const directory *d, uint32_t ns, const uint8_t *keys, ui
     return n;
 }
 
-static kvs_status check_namespaces(const directory *d, uint32_t tenant, const uint32_t *ns, uint32_t n_ns,
-                                   kvs_err *err)
+static kvs_status check_namespaces(const directory *d, uint32_t tenant, const uint32_t *ns, uint32_t n_ns, kvs_err *err)
 {
     if (n_ns == 0)
         return kvs_fail(err, KVS_E_INVALID, "n_ns: a lease needs at least one namespace");
@@ -193,14 +192,14 @@ static kvs_status check_namespaces(const directory *d, uint32_t tenant, const ui
         if (ns[i] >= d->n_ns || d->ns[ns[i]]->pub.tenant != tenant)
             return kvs_fail(err, KVS_E_NOT_FOUND, "ns: there is no namespace %lu", (unsigned long)ns[i]);
     if (d->leases.n == LEASE_MAX)
-        return kvs_fail(err, KVS_E_LIMIT, "leases: %lu are held, at most %d may be",
-                        (unsigned long)d->leases.n, LEASE_MAX);
+        return kvs_fail(err, KVS_E_LIMIT, "leases: %lu are held, at most %d may be", (unsigned long)d->leases.n,
+                        LEASE_MAX);
     return KVS_OK;
 }
 
 /* The slots of every namespace, packed to the minimum that all of them have. */
-static uint32_t collect(const directory *d, const uint32_t *ns, uint32_t n_ns, const uint8_t *keys,
-                        uint32_t n_keys, pool_slot *slot)
+static uint32_t collect(const directory *d, const uint32_t *ns, uint32_t n_ns, const uint8_t *keys, uint32_t n_keys,
+                        pool_slot *slot)
 {
     uint32_t least = n_keys;
 
@@ -259,8 +258,7 @@ static kvs_status check_cap(const directory *d, const lease *l, uint64_t max_byt
     return KVS_OK;
 }
 
-static lease *lease_create(directory *d, const uint32_t *ns, uint32_t n_ns, const uint8_t *keys,
-                           uint32_t n_keys)
+static lease *lease_create(directory *d, const uint32_t *ns, uint32_t n_ns, const uint8_t *keys, uint32_t n_keys)
 {
     uint64_t n_slots = (uint64_t)n_ns * n_keys;
     lease *l, *fit;
@@ -282,8 +280,8 @@ static lease *lease_create(directory *d, const uint32_t *ns, uint32_t n_ns, cons
 }
 
 kvs_status directory_reserve(directory *d, uint32_t tenant, uint64_t owner, const uint32_t *ns, uint32_t n_ns,
-                             const uint8_t *keys, uint32_t n_keys, uint32_t max_loads, uint32_t ttl_ms,
-                             uint64_t now_us, uint64_t max_bytes, directory_lease *ret, kvs_err *err)
+                             const uint8_t *keys, uint32_t n_keys, uint32_t max_loads, uint32_t ttl_ms, uint64_t now_us,
+                             uint64_t max_bytes, directory_lease *ret, kvs_err *err)
 {
     kvs_status s = check_namespaces(d, tenant, ns, n_ns, err);
     lease *l;
@@ -292,8 +290,8 @@ kvs_status directory_reserve(directory *d, uint32_t tenant, uint64_t owner, cons
         return s;
     l = lease_create(d, ns, n_ns, keys, n_keys);
     if (l == NULL)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "lease: no memory for %lu keys in %lu namespaces",
-                        (unsigned long)n_keys, (unsigned long)n_ns);
+        return kvs_fail(err, KVS_E_NO_MEMORY, "lease: no memory for %lu keys in %lu namespaces", (unsigned long)n_keys,
+                        (unsigned long)n_ns);
     l->tenant = tenant;
     l->owner = owner;
     l->loads_left = max_loads;
@@ -346,8 +344,8 @@ static kvs_status hold_range(directory *d, const pool_slot *from, uint32_t n, po
     return KVS_OK;
 }
 
-kvs_status directory_lease_hold(directory *d, uint32_t tenant, const uint8_t id[16], uint32_t ns,
-                                uint32_t first, uint32_t n, pool_slot *slot, kvs_err *err)
+kvs_status directory_lease_hold(directory *d, uint32_t tenant, const uint8_t id[16], uint32_t ns, uint32_t first,
+                                uint32_t n, pool_slot *slot, kvs_err *err)
 {
     lease *l = lease_of_tenant(d, tenant, id);
     uint32_t at = 0;
@@ -360,8 +358,8 @@ kvs_status directory_lease_hold(directory *d, uint32_t tenant, const uint8_t id[
     if (at == l->n_ns)
         return kvs_fail(err, KVS_E_NOT_FOUND, "lease: it holds nothing of namespace %lu", (unsigned long)ns);
     if (first > l->n_leased || n > l->n_leased - first)
-        return kvs_fail(err, KVS_E_RANGE, "lease: blocks %lu + %lu wanted, it holds %lu",
-                        (unsigned long)first, (unsigned long)n, (unsigned long)l->n_leased);
+        return kvs_fail(err, KVS_E_RANGE, "lease: blocks %lu + %lu wanted, it holds %lu", (unsigned long)first,
+                        (unsigned long)n, (unsigned long)l->n_leased);
     if (l->loads_left == 0)
         return kvs_fail(err, KVS_E_STATE, "lease: its loads are used up");
     s = hold_range(d, l->slots + (size_t)at * l->n_leased + first, n, slot, err);
@@ -456,8 +454,8 @@ uint64_t directory_tenant_leased(const directory *d, uint32_t tenant)
     return sum;
 }
 
-void directory_each_lease(const directory *d, uint64_t now_us,
-                          void (*f)(void *ud, const directory_lease_info *l), void *ud)
+void directory_each_lease(const directory *d, uint64_t now_us, void (*f)(void *ud, const directory_lease_info *l),
+                          void *ud)
 {
     for (uint32_t i = 0; i < d->leases.n; i++) {
         const lease *l = d->leases.heap[i];

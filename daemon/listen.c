@@ -24,11 +24,10 @@ static kvs_status check_path(const char *path, kvs_err *err)
 
     if (len == 0 || path[0] == '@')
         return kvs_fail(err, KVS_E_INVALID, "socket path \"%s\": %s", path,
-                        len == 0 ? "is empty"
-                                 : "abstract names are not supported: no file mode protects them");
+                        len == 0 ? "is empty" : "abstract names are not supported: no file mode protects them");
     if (len > LISTEN_PATH_MAX)
-        return kvs_fail(err, KVS_E_LIMIT, "socket path of %zu bytes: at most %d (%.80s...)", len,
-                        LISTEN_PATH_MAX, path);
+        return kvs_fail(err, KVS_E_LIMIT, "socket path of %zu bytes: at most %d (%.80s...)", len, LISTEN_PATH_MAX,
+                        path);
     return KVS_OK;
 }
 
@@ -101,15 +100,13 @@ static kvs_status clear_stale(const listen_socket *l, const struct sockaddr_un *
     if (lstat(l->path, &st) != 0)
         return errno == ENOENT ? KVS_OK : fail_sys(err, "socket", l->path);
     if (!S_ISSOCK(st.st_mode))
-        return kvs_fail(err, KVS_E_EXISTS, "socket %s: the path exists and is no socket; it was left alone",
-                        l->path);
+        return kvs_fail(err, KVS_E_EXISTS, "socket %s: the path exists and is no socket; it was left alone", l->path);
     e = probe(a);
     if (e == EISCONN || e == EAGAIN || e == EPROTOTYPE)
         return kvs_fail(err, KVS_E_BUSY, "socket %s: another program is listening there%s", l->path,
                         e == EAGAIN ? " (its backlog is full)" : "");
     if (e != 0)
-        return kvs_fail(err, KVS_E_SYS, "socket %s: cannot tell whether a daemon is there: %s", l->path,
-                        strerror(e));
+        return kvs_fail(err, KVS_E_SYS, "socket %s: cannot tell whether a daemon is there: %s", l->path, strerror(e));
     if (unlink(l->path) != 0 && errno != ENOENT)
         return fail_sys(err, "stale socket", l->path);
     return KVS_OK;
@@ -192,8 +189,7 @@ void listen_stop(listen_socket *l)
     if (l->fd < 0)
         return;
     /* The file goes before the socket: the other order leaves a moment in which it looks stale. */
-    if (!l->inherited && l->ino != 0 && lstat(l->path, &st) == 0 && st.st_dev == l->dev &&
-        st.st_ino == l->ino)
+    if (!l->inherited && l->ino != 0 && lstat(l->path, &st) == 0 && st.st_dev == l->dev && st.st_ino == l->ino)
         (void)unlink(l->path);
     (void)close(l->fd);
     l->fd = -1;

@@ -55,40 +55,39 @@ static const struct option LONG[] = {
 
 void options_help(FILE *to)
 {
-    (void)fputs(
-        "Usage: kvstrided [OPTION]...\n"
-        "KV-cache daemon: holds the cache of this host's models in one pool and serves engines over a\n"
-        "UNIX socket.  Runs in the foreground, logs to stderr.\n"
-        "\n"
-        "Configuration:\n"
-        "  --config FILE         JSON file; default " OPTIONS_DEFAULT_CONFIG "\n"
-        "                        where that exists, else built-in defaults\n"
-        "  --set KEY=VALUE       override one key, as in --set pool.max_bytes=64GiB; may be repeated,\n"
-        "                        the last one of a key wins\n"
-        "  --socket PATH         the same as --set socket.path=PATH\n"
-        "  --admin-socket PATH   the same as --set admin.path=PATH\n"
-        "\n"
-        "Print and exit:\n"
-        "  --check-config        say whether the configuration is good\n"
-        "  --print-config        the effective configuration, as a file for --config\n"
-        "  --print-schema        JSON schema of the configuration\n"
-        "  --print-table         every key with default, range and meaning, in Markdown\n"
-        "  --version\n"
-        "  --help\n"
-        "\n"
-        "Signals:\n"
-        "  TERM, INT   stop: copies in flight may finish for drain.timeout_ms; a second one: at once\n"
-        "  HUP         read the file again; keys that need a restart keep their value, and a bad file\n"
-        "              changes nothing\n"
-        "\n"
-        "Exit codes:\n"
-        "  0   stopped as asked, or printed\n"
-        "  64  usage\n"
-        "  70  device lost or internal fault: start it again\n"
-        "  71  system: sockets, memory, threads\n"
-        "  75  another daemon is running at the same socket\n"
-        "  78  configuration: starting again will not help\n",
-        to);
+    (void)fputs("Usage: kvstrided [OPTION]...\n"
+                "KV-cache daemon: holds the cache of this host's models in one pool and serves engines over a\n"
+                "UNIX socket.  Runs in the foreground, logs to stderr.\n"
+                "\n"
+                "Configuration:\n"
+                "  --config FILE         JSON file; default " OPTIONS_DEFAULT_CONFIG "\n"
+                "                        where that exists, else built-in defaults\n"
+                "  --set KEY=VALUE       override one key, as in --set pool.max_bytes=64GiB; may be repeated,\n"
+                "                        the last one of a key wins\n"
+                "  --socket PATH         the same as --set socket.path=PATH\n"
+                "  --admin-socket PATH   the same as --set admin.path=PATH\n"
+                "\n"
+                "Print and exit:\n"
+                "  --check-config        say whether the configuration is good\n"
+                "  --print-config        the effective configuration, as a file for --config\n"
+                "  --print-schema        JSON schema of the configuration\n"
+                "  --print-table         every key with default, range and meaning, in Markdown\n"
+                "  --version\n"
+                "  --help\n"
+                "\n"
+                "Signals:\n"
+                "  TERM, INT   stop: copies in flight may finish for drain.timeout_ms; a second one: at once\n"
+                "  HUP         read the file again; keys that need a restart keep their value, and a bad file\n"
+                "              changes nothing\n"
+                "\n"
+                "Exit codes:\n"
+                "  0   stopped as asked, or printed\n"
+                "  64  usage\n"
+                "  70  device lost or internal fault: start it again\n"
+                "  71  system: sockets, memory, threads\n"
+                "  75  another daemon is running at the same socket\n"
+                "  78  configuration: starting again will not help\n",
+                to);
 }
 
 static kvs_status add_set(options *o, const char *key, size_t key_len, const char *value, kvs_err *err)
@@ -169,8 +168,7 @@ static bool same_group(const struct options_set *a, const struct options_set *b)
 static bool is_overridden(const options *o, unsigned i)
 {
     for (unsigned k = i + 1; k < o->n_sets; k++)
-        if (o->sets[k].key_len == o->sets[i].key_len &&
-            memcmp(o->sets[k].key, o->sets[i].key, o->sets[i].key_len) == 0)
+        if (o->sets[k].key_len == o->sets[i].key_len && memcmp(o->sets[k].key, o->sets[i].key, o->sets[i].key_len) == 0)
             return true;
     return false;
 }
@@ -243,8 +241,7 @@ static kvs_status apply_sets(const options *o, config *c, kvs_err *err)
         put_group(w, o, i);
     json_end(w);
     text = json_text(w, &len);
-    s = text != NULL ? config_parse(c, text, len, err)
-                     : kvs_fail(err, KVS_E_NO_MEMORY, "command line: out of memory");
+    s = text != NULL ? config_parse(c, text, len, err) : kvs_fail(err, KVS_E_NO_MEMORY, "command line: out of memory");
     json_writer_destroy(w);
     return s;
 }

@@ -18,9 +18,8 @@ enum { OPTIONS_MAX_SETS = 64 };
 /* The daemon's exit codes (sysexits.h where there is one). */
 enum exit_code {
     EXIT_CODE_OK = 0,
-    EXIT_CODE_USAGE = 64, /* command line */
-    EXIT_CODE_DEVICE =
-        70, /* device lost, or an internal fault: memory of the device is gone, a restart heals */
+    EXIT_CODE_USAGE = 64,  /* command line */
+    EXIT_CODE_DEVICE = 70, /* device lost, or an internal fault: memory of the device is gone, a restart heals */
     EXIT_CODE_SYSTEM = 71, /* sockets, memory, threads: a later start may work */
     EXIT_CODE_BUSY = 75,   /* another daemon has the socket */
     EXIT_CODE_CONFIG = 78, /* permanent until somebody edits something */

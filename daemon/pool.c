@@ -17,8 +17,7 @@ enum { N_STATES = POOL_QUARANTINED + 1 };
 typedef struct extent {
     uint32_t layout; /* POOL_NONE: unassigned, or not usable yet */
     uint32_t n_slots;
-    uint32_t
-        n_used; /* slots from here on were never taken since the extent was bound: their rows are untouched */
+    uint32_t n_used;      /* slots from here on were never taken since the extent was bound: their rows are untouched */
     uint32_t free_head;   /* of the slots below n_used that are free, by index; POOL_NONE */
     uint32_t prev, next;  /* of the layout's extents that can give a slot, or of the unassigned ones */
     uint32_t n[N_STATES]; /* slots in each state */
@@ -61,8 +60,7 @@ static kvs_status sealed_memfd(const char *name, uint64_t bytes, int *ret, kvs_e
         return kvs_fail(err, KVS_E_SYS, "%s: memfd_create: %s", name, strerror(errno));
     *ret = fd;
     if (ftruncate(fd, (off_t)bytes) != 0)
-        return kvs_fail(err, KVS_E_SYS, "%s: cannot size it to %llu bytes: %s", name, ULL(bytes),
-                        strerror(errno));
+        return kvs_fail(err, KVS_E_SYS, "%s: cannot size it to %llu bytes: %s", name, ULL(bytes), strerror(errno));
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
         return kvs_fail(err, KVS_E_SYS, "%s: cannot seal it: %s", name, strerror(errno));
     return KVS_OK;
@@ -88,14 +86,12 @@ static kvs_status choose_sizes(pool *p, const pool_config *c, kvs_err *err)
 
     bytes &= ~UINT64_C(4095);
     if (bytes == 0 || c->max_bytes < bytes)
-        return kvs_fail(err, KVS_E_LIMIT,
-                        "pool.max_bytes: %llu bytes hold no extent of %llu bytes (at least 4096)",
+        return kvs_fail(err, KVS_E_LIMIT, "pool.max_bytes: %llu bytes hold no extent of %llu bytes (at least 4096)",
                         ULL(c->max_bytes), ULL(bytes));
     n = c->max_bytes / bytes;
     rows = bytes / POOL_SLOT_MIN_BYTES; /* of an extent */
     if (rows > POOL_NONE - 1 || n > (POOL_NONE - 1) / rows)
-        return kvs_fail(err, KVS_E_LIMIT,
-                        "pool.max_bytes: %llu needs slot numbers above %lu; it must be below 4 TiB",
+        return kvs_fail(err, KVS_E_LIMIT, "pool.max_bytes: %llu needs slot numbers above %lu; it must be below 4 TiB",
                         ULL(c->max_bytes), (unsigned long)(POOL_NONE - 1));
     p->extent_bytes = bytes;
     p->rows_per_extent = (uint32_t)rows;
@@ -114,8 +110,7 @@ static kvs_status map_arena(pool *p, kvs_err *err)
         return s;
     m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, p->arena_fd, 0);
     if (m == MAP_FAILED)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "arena: cannot map %llu bytes: %s", ULL(bytes),
-                        strerror(errno));
+        return kvs_fail(err, KVS_E_NO_MEMORY, "arena: cannot map %llu bytes: %s", ULL(bytes), strerror(errno));
     p->arena = m;
     if (madvise(m, bytes, MADV_DONTDUMP) != 0)
         return kvs_fail(err, KVS_E_SYS, "arena: MADV_DONTDUMP: %s", strerror(errno));
@@ -268,25 +263,22 @@ static kvs_status check_layout(const pool *p, uint64_t slot_bytes, kvs_err *err)
     uint64_t all;
 
     if (slot_bytes < POOL_SLOT_MIN_BYTES || slot_bytes % 16 != 0)
-        return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes is not a multiple of 16 of at least %d",
-                        ULL(slot_bytes), POOL_SLOT_MIN_BYTES);
+        return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes is not a multiple of 16 of at least %d", ULL(slot_bytes),
+                        POOL_SLOT_MIN_BYTES);
     if (slot_bytes > p->extent_bytes)
-        return kvs_fail(err, KVS_E_LIMIT,
-                        "block: %llu bytes do not fit an extent of %llu bytes (pool of %llu)",
+        return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes do not fit an extent of %llu bytes (pool of %llu)",
                         ULL(slot_bytes), ULL(p->extent_bytes), ULL(p->extent_bytes * p->n_extents));
     all = p->extent_bytes / slot_bytes * p->n_extents;
     if (p->max_slots > all)
-        return kvs_fail(err, KVS_E_LIMIT,
-                        "pool.max_slots: %lu blocks of %llu bytes wanted, the pool holds %llu",
+        return kvs_fail(err, KVS_E_LIMIT, "pool.max_slots: %lu blocks of %llu bytes wanted, the pool holds %llu",
                         (unsigned long)p->max_slots, ULL(slot_bytes), ULL(all));
     if (p->n_layouts == POOL_MAX_LAYOUTS)
-        return kvs_fail(err, KVS_E_LIMIT, "layouts: %lu are open, at most %d may be",
-                        (unsigned long)p->n_layouts, POOL_MAX_LAYOUTS);
+        return kvs_fail(err, KVS_E_LIMIT, "layouts: %lu are open, at most %d may be", (unsigned long)p->n_layouts,
+                        POOL_MAX_LAYOUTS);
     return KVS_OK;
 }
 
-kvs_status pool_layout_open(pool *p, const uint8_t digest[32], uint64_t slot_bytes, uint32_t *ret,
-                            kvs_err *err)
+kvs_status pool_layout_open(pool *p, const uint8_t digest[32], uint64_t slot_bytes, uint32_t *ret, kvs_err *err)
 {
     kvs_status s;
     layout *l;
@@ -521,8 +513,7 @@ uint32_t pool_extent_of(const pool *p, pool_slot s)
     return s / p->rows_per_extent;
 }
 
-uint32_t pool_extent_layout(const pool *p, uint32_t e, pool_slot *ret_first, uint32_t *ret_n,
-                            bool *ret_closing)
+uint32_t pool_extent_layout(const pool *p, uint32_t e, pool_slot *ret_first, uint32_t *ret_n, bool *ret_closing)
 {
     const extent *x = &p->extents[e];
 
@@ -563,16 +554,15 @@ void pool_get_bytes(const pool *p, pool_bytes *ret)
 
 uint64_t pool_metadata_bytes(const pool *p)
 {
-    return sizeof *p + p->n_extents * sizeof *p->extents + sparse_resident(&p->rows) +
-           sparse_resident(&p->links);
+    return sizeof *p + p->n_extents * sizeof *p->extents + sparse_resident(&p->rows) + sparse_resident(&p->links);
 }
 
 /* ---- check ---- */
 
 static kvs_status differs(kvs_err *err, const char *what, uint64_t at, uint64_t found, uint64_t counted)
 {
-    return kvs_fail(err, KVS_E_CORRUPT, "pool: %s of %llu: %llu found, %llu on the books", what, ULL(at),
-                    ULL(found), ULL(counted));
+    return kvs_fail(err, KVS_E_CORRUPT, "pool: %s of %llu: %llu found, %llu on the books", what, ULL(at), ULL(found),
+                    ULL(counted));
 }
 
 static kvs_status check_free_list(const pool *p, uint32_t e, kvs_err *err)
@@ -630,8 +620,7 @@ static kvs_status check_layout_sums(const pool *p, uint32_t i, const layout *sum
             return differs(err, "states of layout", i, sum->n[st], l->n[st]);
     for (uint32_t e = l->avail; e != POOL_NONE && n_avail <= sum->avail; e = p->extents[e].next)
         n_avail += p->extents[e].layout == i && extent_can_give(&p->extents[e]);
-    return n_avail == sum->avail ? KVS_OK
-                                 : differs(err, "extents with room of layout", i, n_avail, sum->avail);
+    return n_avail == sum->avail ? KVS_OK : differs(err, "extents with room of layout", i, n_avail, sum->avail);
 }
 
 static kvs_status check_law(const pool *p, uint64_t unassigned, kvs_err *err)

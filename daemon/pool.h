@@ -33,11 +33,11 @@ typedef struct pool pool;
 typedef uint32_t pool_slot; /* extent * (extent_bytes / 1024) + index; the row number of the slot table */
 
 enum pool_state { /* the numbers are in the slot table: append only */
-    POOL_FREE = 0,
-    POOL_WRITING = 1,
-    POOL_READY = 2,
-    POOL_DRAINING = 3,    /* no longer found; somebody still reads it */
-    POOL_QUARANTINED = 4, /* the hardware may still touch it */
+                  POOL_FREE = 0,
+                  POOL_WRITING = 1,
+                  POOL_READY = 2,
+                  POOL_DRAINING = 3,    /* no longer found; somebody still reads it */
+                  POOL_QUARANTINED = 4, /* the hardware may still touch it */
 };
 
 /* One row of the slot table, 64 bytes, in a memfd that outlives the process.  Written in this order: state = writing
@@ -79,10 +79,10 @@ void pool_destroy(pool *p); /* NULL is fine */
 /* ---- pieces: made usable in the background ---- */
 /* The next piece that is not usable yet: address and size, to be allocated and registered by the pinner.  False: all. */
 bool pool_next_piece(const pool *p, void **ret_address, uint64_t *ret_bytes);
-void pool_piece_usable(pool *p);              /* the piece that pool_next_piece named */
-void pool_piece_failed(pool *p);              /* it is left out, with all behind it */
-int pool_arena_fd(const pool *p);             /* borrowed */
-int pool_table_fd(const pool *p);             /* borrowed */
+void pool_piece_usable(pool *p);  /* the piece that pool_next_piece named */
+void pool_piece_failed(pool *p);  /* it is left out, with all behind it */
+int pool_arena_fd(const pool *p); /* borrowed */
+int pool_table_fd(const pool *p); /* borrowed */
 uint64_t pool_extent_bytes(const pool *p);
 
 /* ---- layouts ---- */
@@ -103,7 +103,7 @@ void pool_quarantine(pool *p, pool_slot s);                /* writing, ready or 
 pool_row *pool_row_of(const pool *p, pool_slot s);         /* never NULL for a slot that pool_take gave out */
 uint8_t *pool_address(const pool *p, pool_slot s);
 uint32_t pool_layout_of(const pool *p, pool_slot s);
-uint32_t pool_max_rows(const pool *p);                     /* slots are below this */
+uint32_t pool_max_rows(const pool *p); /* slots are below this */
 
 /* ---- extents ---- */
 uint32_t pool_n_extents(const pool *p);

@@ -87,8 +87,7 @@ typedef struct sweep {
 
 static bool in_sweep(const directory *d, const sweep *w, uint32_t ns)
 {
-    return (w->ns == WIRE_NONE32 || w->ns == ns) &&
-           (w->tenant == WIRE_NONE32 || w->tenant == d->ns[ns]->pub.tenant);
+    return (w->ns == WIRE_NONE32 || w->ns == ns) && (w->tenant == WIRE_NONE32 || w->tenant == d->ns[ns]->pub.tenant);
 }
 
 /* One event tells that a namespace was emptied, unless something of it stays. */

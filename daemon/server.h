@@ -22,9 +22,8 @@ typedef struct server server;
 
 typedef struct server_config {
     uv_loop_t *loop;
-    const config *config; /* limits are read at every use: a reload may change them */
-    int client_fd,
-        admin_fd; /* listening sockets of the service manager, taken also on failure; -1: bind the path */
+    const config *config;      /* limits are read at every use: a reload may change them */
+    int client_fd, admin_fd;   /* listening sockets of the service manager, taken also on failure; -1: bind the path */
     void (*on_turn)(void *ud); /* may be NULL */
     void *ud;
 } server_config;

@@ -43,8 +43,7 @@ ssize_t sockio_receive(int fd, void *base, size_t len, int fds[SOCKIO_MAX_FDS], 
         char bytes[SOCKIO_CONTROL_BYTES];
     } control;
     struct iovec iov = {base, len};
-    struct msghdr m = {
-        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     ssize_t n;
 
     *ret_n_fds = 0;

@@ -15,8 +15,7 @@
 
 enum {
     SOCKIO_CONTROL_BYTES = CMSG_SPACE(sizeof(int) * WIRE_MAX_FDS) + CMSG_SPACE(sizeof(struct ucred)),
-    SOCKIO_MAX_FDS =
-        SOCKIO_CONTROL_BYTES / sizeof(int), /* whatever fits; the frame reader has the tighter limit */
+    SOCKIO_MAX_FDS = SOCKIO_CONTROL_BYTES / sizeof(int), /* whatever fits; the frame reader has the tighter limit */
 };
 
 /* One read: bytes at base, and every descriptor of every control message (close-on-exec).  0: end of stream.

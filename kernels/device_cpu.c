@@ -217,8 +217,7 @@ static kvs_status import_check_seals(int fd, uint32_t i, kvs_err *err)
         return kvs_fail(err, KVS_E_INVALID, "descriptor %" PRIu32 ": seals %#x lack F_SEAL_SHRINK (%#x)", i,
                         (unsigned)seals, (unsigned)F_SEAL_SHRINK);
     if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0)
-        return kvs_fail(err, KVS_E_INVALID, "descriptor %" PRIu32 ": seals %#x forbid writing", i,
-                        (unsigned)seals);
+        return kvs_fail(err, KVS_E_INVALID, "descriptor %" PRIu32 ": seals %#x forbid writing", i, (unsigned)seals);
     return KVS_OK;
 }
 
@@ -247,9 +246,8 @@ static kvs_status import_check(int fd, uint32_t i, uint64_t *ret_bytes, kvs_err 
                         (int64_t)st.st_size);
     if ((uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size)
         return kvs_fail(err, KVS_E_INVALID,
-                        "descriptor %" PRIu32 ": %" PRIu64 " of %" PRIu64
-                        " bytes are allocated; fallocate it whole",
-                        i, (uint64_t)st.st_blocks * 512, (uint64_t)st.st_size);
+                        "descriptor %" PRIu32 ": %" PRIu64 " of %" PRIu64 " bytes are allocated; fallocate it whole", i,
+                        (uint64_t)st.st_blocks * 512, (uint64_t)st.st_size);
     *ret_bytes = (uint64_t)st.st_size;
     return KVS_OK;
 }
@@ -265,8 +263,8 @@ static kvs_status piece_import(cpu_piece *p, int fd, uint32_t i, uint64_t room, 
     if (s != KVS_OK)
         return s;
     if (p->bytes > room)
-        return kvs_fail(err, KVS_E_LIMIT, "descriptor %" PRIu32 ": %" PRIu64 " bytes, %" PRIu64 " are left",
-                        i, p->bytes, room);
+        return kvs_fail(err, KVS_E_LIMIT, "descriptor %" PRIu32 ": %" PRIu64 " bytes, %" PRIu64 " are left", i,
+                        p->bytes, room);
     return piece_map(p, err);
 }
 
@@ -277,11 +275,10 @@ static kvs_status cpu_mem_import(device *d, const device_import *in, device_mem 
     cpu_mem *m;
 
     if (in->memory != WIRE_MEMORY_MEMFD)
-        return kvs_fail(err, KVS_E_UNSUPPORTED, "memory: kind %" PRIu32 ", the cpu device takes %d (memfd)",
-                        in->memory, (int)WIRE_MEMORY_MEMFD);
+        return kvs_fail(err, KVS_E_UNSUPPORTED, "memory: kind %" PRIu32 ", the cpu device takes %d (memfd)", in->memory,
+                        (int)WIRE_MEMORY_MEMFD);
     if (in->n_fds < 1 || in->n_fds > MAX_PIECES)
-        return kvs_fail(err, KVS_E_INVALID, "n_fds: %" PRIu32 " is outside 1..%d", in->n_fds,
-                        (int)MAX_PIECES);
+        return kvs_fail(err, KVS_E_INVALID, "n_fds: %" PRIu32 " is outside 1..%d", in->n_fds, (int)MAX_PIECES);
     m = mem_alloc(d, in->n_fds);
     if (m == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "mem_import: no memory for %" PRIu32 " pieces", in->n_fds);
@@ -356,8 +353,8 @@ static kvs_status cpu_copy(device_queue *dq, const device_copy *c, size_t n, uin
     return KVS_OK;
 }
 
-static kvs_status cpu_mla_write(device_queue *dq, const kvs_mla_write_args *a, uint32_t *ret_bad,
-                                uint64_t *ret_mark, kvs_err *err)
+static kvs_status cpu_mla_write(device_queue *dq, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
+                                kvs_err *err)
 {
     kvs_status s = kvs_mla_write(a, ret_bad, err);
 
@@ -373,8 +370,7 @@ static kvs_status workspace_take(cpu_queue *q, uint64_t bytes, kvs_err *err)
     if (bytes <= q->workspace_bytes)
         return KVS_OK;
     if (bytes > MAX_WORKSPACE)
-        return kvs_fail(err, KVS_E_LIMIT, "workspace: %" PRIu64 " bytes are more than %d", bytes,
-                        (int)MAX_WORKSPACE);
+        return kvs_fail(err, KVS_E_LIMIT, "workspace: %" PRIu64 " bytes are more than %d", bytes, (int)MAX_WORKSPACE);
     p = malloc(bytes);
     if (p == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "workspace: no memory for %" PRIu64 " bytes", bytes);
@@ -402,8 +398,8 @@ static kvs_status cpu_wait(device_queue *dq, uint64_t mark, kvs_err *err)
     const cpu_queue *q = (const cpu_queue *)dq;
 
     if (mark > q->mark)
-        return kvs_fail(err, KVS_E_INVALID, "mark: %" PRIu64 " was not given out, the last was %" PRIu64,
-                        mark, q->mark);
+        return kvs_fail(err, KVS_E_INVALID, "mark: %" PRIu64 " was not given out, the last was %" PRIu64, mark,
+                        q->mark);
     return KVS_OK;
 }
 

@@ -119,12 +119,10 @@ kvs_status frame_got(frame_reader *r, size_t n, const int *fds, size_t n_fds, kv
     wire_header h;
 
     if (r->broken == KVS_OK && n > r->cap - r->end) {
-        kvs_fail(err, KVS_E_LIMIT, "frame: %zu bytes do not fit the %zu that were offered", n,
-                 r->cap - r->end);
+        kvs_fail(err, KVS_E_LIMIT, "frame: %zu bytes do not fit the %zu that were offered", n, r->cap - r->end);
         break_off(r, KVS_E_LIMIT);
     } else if (r->broken == KVS_OK && n_fds > WIRE_MAX_FDS - r->n_fds) {
-        kvs_fail(err, KVS_E_LIMIT, "descriptors: %zu in the queue is above %d", r->n_fds + n_fds,
-                 WIRE_MAX_FDS);
+        kvs_fail(err, KVS_E_LIMIT, "descriptors: %zu in the queue is above %d", r->n_fds + n_fds, WIRE_MAX_FDS);
         break_off(r, KVS_E_LIMIT);
     }
     if (r->broken != KVS_OK) {

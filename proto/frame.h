@@ -24,7 +24,7 @@ typedef struct frame_span {
 
 typedef struct frame {
     wire_header head;
-    const uint8_t *body; /* [head.body_len], borrowed until the next frame_want */
+    const uint8_t *body;   /* [head.body_len], borrowed until the next frame_want */
     int fds[WIRE_MAX_FDS]; /* [head.n_fds]; the caller takes them: it must close those it does not want */
 } frame;
 

@@ -110,9 +110,8 @@ static kvs_status check_tag(const char *what, const char tag[KVS_TAG_BYTES], siz
     for (size_t i = 0, step; i < len; i += step) {
         step = utf8_step(p + i, len - i);
         if (step == 0)
-            return kvs_fail(err, KVS_E_INVALID,
-                            "%s: byte %zu (0x%02x) is not UTF-8 text without control characters", what, i,
-                            p[i]);
+            return kvs_fail(err, KVS_E_INVALID, "%s: byte %zu (0x%02x) is not UTF-8 text without control characters",
+                            what, i, p[i]);
     }
     return KVS_OK;
 }
@@ -122,8 +121,8 @@ static kvs_status check_shard(const kvs_namespace *ns, kvs_err *err)
     if (ns->shard > KVS_SHARD_LAYERS)
         return kvs_fail(err, KVS_E_INVALID, "shard: kind %u is outside 0..%d", ns->shard, KVS_SHARD_LAYERS);
     if (ns->shard == KVS_SHARD_REPLICATED && (ns->shard_a | ns->shard_b | ns->shard_n) != 0)
-        return kvs_fail(err, KVS_E_INVALID, "shard: replicated has [0,0)/0, not [%u,%u)/%u", ns->shard_a,
-                        ns->shard_b, ns->shard_n);
+        return kvs_fail(err, KVS_E_INVALID, "shard: replicated has [0,0)/0, not [%u,%u)/%u", ns->shard_a, ns->shard_b,
+                        ns->shard_n);
     if (ns->shard != KVS_SHARD_REPLICATED && (ns->shard_a >= ns->shard_b || ns->shard_b > ns->shard_n))
         return kvs_fail(err, KVS_E_INVALID, "shard: %s [%u,%u)/%u is not a range with a < b <= n",
                         SHARD_NAMES[ns->shard], ns->shard_a, ns->shard_b, ns->shard_n);
@@ -141,8 +140,8 @@ static kvs_status check_plane_name(uint32_t index, const kvs_plane *p, kvs_err *
         char c = p->name[i];
 
         if ((c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_')
-            return kvs_fail(err, KVS_E_INVALID, "plane %u name: byte %zu (0x%02x) is outside [a-z0-9_]",
-                            index, i, (unsigned char)c);
+            return kvs_fail(err, KVS_E_INVALID, "plane %u name: byte %zu (0x%02x) is outside [a-z0-9_]", index, i,
+                            (unsigned char)c);
     }
     return KVS_OK;
 }
@@ -169,17 +168,15 @@ static kvs_status check_plane(uint32_t index, const kvs_plane *p, uint32_t token
         return kvs_fail(err, KVS_E_INVALID, "plane %u page_bytes: %llu is not a multiple of %d", index,
                         (unsigned long long)p->page_bytes, PAGE_ALIGN);
     if (p->page_bytes < least)
-        return kvs_fail(err, KVS_E_INVALID, "plane %u page_bytes: %llu is below %u tokens x %u bytes = %llu",
-                        index, (unsigned long long)p->page_bytes, tokens, p->row_bytes,
-                        (unsigned long long)least);
+        return kvs_fail(err, KVS_E_INVALID, "plane %u page_bytes: %llu is below %u tokens x %u bytes = %llu", index,
+                        (unsigned long long)p->page_bytes, tokens, p->row_bytes, (unsigned long long)least);
     return KVS_OK;
 }
 
 static kvs_status check_counts(uint32_t tokens, uint32_t n_planes, kvs_err *err)
 {
     if (tokens == 0 || tokens > KVS_MAX_TOKENS_PER_BLOCK)
-        return kvs_fail(err, KVS_E_LIMIT, "tokens_per_block: %u is outside 1..%d", tokens,
-                        KVS_MAX_TOKENS_PER_BLOCK);
+        return kvs_fail(err, KVS_E_LIMIT, "tokens_per_block: %u is outside 1..%d", tokens, KVS_MAX_TOKENS_PER_BLOCK);
     if (n_planes == 0 || n_planes > KVS_MAX_PLANES)
         return kvs_fail(err, KVS_E_LIMIT, "n_planes: %u is outside 1..%d", n_planes, KVS_MAX_PLANES);
     return KVS_OK;
@@ -269,8 +266,7 @@ static void put_head(wire_out *o, const kvs_namespace *ns)
     wire_put_pad8(o);
 }
 
-kvs_status kvs_namespace_encode(const kvs_namespace *ns, uint8_t *buf, size_t cap, size_t *ret_len,
-                                kvs_err *err)
+kvs_status kvs_namespace_encode(const kvs_namespace *ns, uint8_t *buf, size_t cap, size_t *ret_len, kvs_err *err)
 {
     wire_out o = {.base = buf, .cap = cap};
     kvs_status s = kvs_namespace_check(ns, err);
@@ -320,11 +316,9 @@ static kvs_status get_head(wire_in *i, kvs_namespace *ns, kvs_err *err)
     uint32_t magic = wire_get_u32(i), version = wire_get_u32(i), model_len, weights_len;
 
     if (i->bad || magic != CANON_MAGIC)
-        return kvs_fail(err, KVS_E_PROTO, "canonical description: %zu bytes that do not start with \"KVNS\"",
-                        i->len);
+        return kvs_fail(err, KVS_E_PROTO, "canonical description: %zu bytes that do not start with \"KVNS\"", i->len);
     if (version != CANON_VERSION)
-        return kvs_fail(err, KVS_E_UNSUPPORTED, "canonical description: version %u is not %d", version,
-                        CANON_VERSION);
+        return kvs_fail(err, KVS_E_UNSUPPORTED, "canonical description: version %u is not %d", version, CANON_VERSION);
     ns->tokens_per_block = wire_get_u32(i);
     ns->n_planes = wire_get_u32(i);
     ns->shard = wire_get_u32(i);
@@ -334,13 +328,12 @@ static kvs_status get_head(wire_in *i, kvs_namespace *ns, kvs_err *err)
     model_len = wire_get_u32(i);
     weights_len = wire_get_u32(i);
     if (model_len >= KVS_TAG_BYTES || weights_len >= KVS_TAG_BYTES)
-        return kvs_fail(err, KVS_E_LIMIT, "canonical description: tags of %u and %u bytes, limit %d",
-                        model_len, weights_len, KVS_TAG_BYTES - 1);
+        return kvs_fail(err, KVS_E_LIMIT, "canonical description: tags of %u and %u bytes, limit %d", model_len,
+                        weights_len, KVS_TAG_BYTES - 1);
     get_tag(i, ns->model, model_len);
     get_tag(i, ns->weights, weights_len);
     if (i->bad)
-        return kvs_fail(err, KVS_E_PROTO,
-                        "canonical description: tags are cut off or not spelled canonically");
+        return kvs_fail(err, KVS_E_PROTO, "canonical description: tags are cut off or not spelled canonically");
     return KVS_OK;
 }
 
@@ -351,15 +344,13 @@ kvs_status kvs_namespace_decode(const uint8_t *buf, size_t len, kvs_plane *plane
     kvs_namespace ns = {.planes = planes};
     kvs_status s;
 
-    if ((s = get_head(&i, &ns, err)) != KVS_OK ||
-        (s = check_counts(ns.tokens_per_block, ns.n_planes, err)) != KVS_OK)
+    if ((s = get_head(&i, &ns, err)) != KVS_OK || (s = check_counts(ns.tokens_per_block, ns.n_planes, err)) != KVS_OK)
         return s;
     if (ns.n_planes > cap_planes)
         return kvs_fail(err, KVS_E_LIMIT, "n_planes: %u is above %u", ns.n_planes, cap_planes);
     if (len - i.pos != (size_t)ns.n_planes * CANON_PLANE_BYTES)
-        return kvs_fail(err, KVS_E_PROTO,
-                        "canonical description: %zu bytes of planes where %u planes take %zu", len - i.pos,
-                        ns.n_planes, (size_t)ns.n_planes * CANON_PLANE_BYTES);
+        return kvs_fail(err, KVS_E_PROTO, "canonical description: %zu bytes of planes where %u planes take %zu",
+                        len - i.pos, ns.n_planes, (size_t)ns.n_planes * CANON_PLANE_BYTES);
     for (uint32_t p = 0; p < ns.n_planes; p++)
         get_plane(&i, &planes[p]);
     if (!wire_in_done(&i))
@@ -413,8 +404,7 @@ kvs_status kvs_namespace_mla(const char *model, const char *weights, uint32_t fo
     set_tag(ns.weights, weights);
     for (uint32_t layer = 0; layer < n_layers; layer++) {
         planes[layer] = (kvs_plane){.name = "latent", .layer = layer, .format = format, .row_bytes = row};
-        planes[layer].page_bytes =
-            ((uint64_t)tokens_per_block * row + PAGE_ALIGN - 1) / PAGE_ALIGN * PAGE_ALIGN;
+        planes[layer].page_bytes = ((uint64_t)tokens_per_block * row + PAGE_ALIGN - 1) / PAGE_ALIGN * PAGE_ALIGN;
     }
     s = kvs_namespace_check(&ns, err);
     if (s == KVS_OK)
@@ -430,8 +420,7 @@ static bool add_field(EVP_MD_CTX *c, uint8_t tag, const void *p, uint64_t len)
 
     wire_put_u8(&o, tag);
     wire_put_u64(&o, len);
-    return EVP_DigestUpdate(c, head, sizeof head) == 1 &&
-           (len == 0 || EVP_DigestUpdate(c, p, (size_t)len) == 1);
+    return EVP_DigestUpdate(c, head, sizeof head) == 1 && (len == 0 || EVP_DigestUpdate(c, p, (size_t)len) == 1);
 }
 
 static bool add_tokens(EVP_MD_CTX *c, const uint32_t *tokens, uint32_t n)
@@ -444,23 +433,22 @@ static bool add_tokens(EVP_MD_CTX *c, const uint32_t *tokens, uint32_t n)
     return add_field(c, 'T', buf, o.len);
 }
 
-kvs_status kvs_key_derive(const uint8_t parent[32], const char *salt, const char *adapter,
-                          const uint32_t *tokens, uint32_t n_tokens, uint8_t ret[32], kvs_err *err)
+kvs_status kvs_key_derive(const uint8_t parent[32], const char *salt, const char *adapter, const uint32_t *tokens,
+                          uint32_t n_tokens, uint8_t ret[32], kvs_err *err)
 {
     static const char domain[] = "kvstride-key-1";
     EVP_MD_CTX *c;
     bool done;
 
     if (n_tokens == 0 || n_tokens > KVS_MAX_TOKENS_PER_BLOCK)
-        return kvs_fail(err, KVS_E_LIMIT, "n_tokens: %u is outside 1..%d", n_tokens,
-                        KVS_MAX_TOKENS_PER_BLOCK);
+        return kvs_fail(err, KVS_E_LIMIT, "n_tokens: %u is outside 1..%d", n_tokens, KVS_MAX_TOKENS_PER_BLOCK);
     c = EVP_MD_CTX_new();
     if (c == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "key: no memory for SHA-256");
     done = EVP_DigestInit_ex(c, EVP_sha256(), NULL) == 1 && add_field(c, 'V', domain, sizeof domain - 1) &&
            add_field(c, 'P', parent, 32) && add_field(c, 'S', salt, salt == NULL ? 0 : strlen(salt)) &&
-           add_field(c, 'A', adapter, adapter == NULL ? 0 : strlen(adapter)) &&
-           add_tokens(c, tokens, n_tokens) && EVP_DigestFinal_ex(c, ret, NULL) == 1;
+           add_field(c, 'A', adapter, adapter == NULL ? 0 : strlen(adapter)) && add_tokens(c, tokens, n_tokens) &&
+           EVP_DigestFinal_ex(c, ret, NULL) == 1;
     EVP_MD_CTX_free(c);
     return done ? KVS_OK : kvs_fail(err, KVS_E_SYS, "key: SHA-256 failed");
 }

@@ -4,16 +4,15 @@
 
 /* The tables promise bodies without implicit padding: every fixed part keeps what follows on a multiple of 8.
  */
-#define CHECK_SIZE(body)                                                                                     \
-    _Static_assert(WIRE_##body##_BYTES % 8 == 0, "wire_" #body " must be a multiple of 8 bytes");
+#define CHECK_SIZE(body) _Static_assert(WIRE_##body##_BYTES % 8 == 0, "wire_" #body " must be a multiple of 8 bytes");
 WIRE_BODY_MAP(CHECK_SIZE)
 #undef CHECK_SIZE
 
 const char *wire_op_name(uint16_t op)
 {
     switch (op) {
-#define X(name, value)                                                                                       \
-    case WIRE_##name:                                                                                        \
+#define X(name, value)                                                                                                 \
+    case WIRE_##name:                                                                                                  \
         return #name;
         WIRE_OP_MAP(X)
 #undef X
@@ -53,8 +52,7 @@ void wire_header_encode(const wire_header *h, uint8_t buf[WIRE_HEADER_BYTES])
     store_le(buf + 24, h->deadline_us, 8);
 }
 
-kvs_status wire_header_decode(const uint8_t buf[WIRE_HEADER_BYTES], uint32_t body_max, wire_header *ret,
-                              kvs_err *err)
+kvs_status wire_header_decode(const uint8_t buf[WIRE_HEADER_BYTES], uint32_t body_max, wire_header *ret, kvs_err *err)
 {
     uint32_t magic = (uint32_t)load_le(buf, 4);
     uint32_t reserved = (uint32_t)load_le(buf + 22, 2);
@@ -268,13 +266,13 @@ bool wire_in_done(const wire_in *i)
 #define GET_b32(name)   wire_get_bytes(i, v->name, 32);
 #define GET(type, name) GET_##type(name)
 
-#define DEFINE_BODY(body)                                                                                    \
-    void wire_put_##body(wire_out *o, const wire_##body *v)                                                  \
-    {                                                                                                        \
-        WIRE_##body(PUT)                                                                                     \
-    }                                                                                                        \
-    void wire_get_##body(wire_in *i, wire_##body *v)                                                         \
-    {                                                                                                        \
-        WIRE_##body(GET)                                                                                     \
+#define DEFINE_BODY(body)                                                                                              \
+    void wire_put_##body(wire_out *o, const wire_##body *v)                                                            \
+    {                                                                                                                  \
+        WIRE_##body(PUT)                                                                                               \
+    }                                                                                                                  \
+    void wire_get_##body(wire_in *i, wire_##body *v)                                                                   \
+    {                                                                                                                  \
+        WIRE_##body(GET)                                                                                               \
     }
 WIRE_BODY_MAP(DEFINE_BODY)

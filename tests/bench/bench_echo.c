@@ -14,8 +14,8 @@ static int measure(const char *path, size_t frame_bytes)
     static uint64_t samples[SAMPLES];
     pid_t pid = echo_start(path, frame_bytes);
     int fd = pid > 0 ? echo_connect(path) : -1;
-    _Bool ok = fd >= 0 && echo_measure(fd, frame_bytes, samples, WARM_UP) &&
-               echo_measure(fd, frame_bytes, samples, SAMPLES);
+    _Bool ok =
+        fd >= 0 && echo_measure(fd, frame_bytes, samples, WARM_UP) && echo_measure(fd, frame_bytes, samples, SAMPLES);
 
     if (ok)
         (void)printf("echo round trip, %zu-byte frames: p50 %.2f us, p99 %.2f us\n", frame_bytes,

@@ -63,8 +63,8 @@ static void bench_copy(device *d, uint8_t *from, uint8_t *to)
         table[r] = now() - t1;
     }
     d->ops->queue_close(q);
-    printf("copy of 4.3 MiB blocks, speed against memcpy      %.2f  (%.1f GB/s)\n",
-           median(plain) / median(table), 1e-9 * BLOCKS * BLOCK / median(table));
+    printf("copy of 4.3 MiB blocks, speed against memcpy      %.2f  (%.1f GB/s)\n", median(plain) / median(table),
+           1e-9 * BLOCKS * BLOCK / median(table));
 }
 
 /* Rows into the middle layer beside memcpy of as many rows to the same places. */
@@ -133,8 +133,7 @@ static void bench_tiles(void)
     const mla_tile_variant *v;
     size_t n = mla_tile_variants(&v);
     double t[8][ROUNDS];
-    mla_group *g =
-        aligned_alloc(MLA_VECTOR_BYTES, sizeof *g / MLA_VECTOR_BYTES * MLA_VECTOR_BYTES + MLA_VECTOR_BYTES);
+    mla_group *g = aligned_alloc(MLA_VECTOR_BYTES, sizeof *g / MLA_VECTOR_BYTES * MLA_VECTOR_BYTES + MLA_VECTOR_BYTES);
 
     if (g == NULL || n > 8)
         die("memory");
@@ -163,8 +162,7 @@ static void bench_tiles(void)
 
 int main(void)
 {
-    uint8_t *a = aligned_alloc(4096, (uint64_t)BLOCKS * BLOCK),
-            *b = aligned_alloc(4096, (uint64_t)BLOCKS * BLOCK);
+    uint8_t *a = aligned_alloc(4096, (uint64_t)BLOCKS * BLOCK), *b = aligned_alloc(4096, (uint64_t)BLOCKS * BLOCK);
     device *d;
     rnd r = {1};
 

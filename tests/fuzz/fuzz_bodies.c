@@ -17,17 +17,17 @@ static void same(const uint8_t *data, const wire_out *o, const wire_in *i)
 }
 
 /* A float is only copied, so that even the bits of a NaN come back. */
-#define ROUND_TRIP(body)                                                                                     \
-    static void round_trip_##body(const uint8_t *data, size_t size)                                          \
-    {                                                                                                        \
-        uint8_t back[WIRE_##body##_BYTES];                                                                   \
-        wire_in i = {.base = data, .len = size};                                                             \
-        wire_out o = {.base = back, .cap = sizeof back};                                                     \
-        wire_##body v;                                                                                       \
-                                                                                                             \
-        wire_get_##body(&i, &v);                                                                             \
-        wire_put_##body(&o, &v);                                                                             \
-        same(data, &o, &i);                                                                                  \
+#define ROUND_TRIP(body)                                                                                               \
+    static void round_trip_##body(const uint8_t *data, size_t size)                                                    \
+    {                                                                                                                  \
+        uint8_t back[WIRE_##body##_BYTES];                                                                             \
+        wire_in i = {.base = data, .len = size};                                                                       \
+        wire_out o = {.base = back, .cap = sizeof back};                                                               \
+        wire_##body v;                                                                                                 \
+                                                                                                                       \
+        wire_get_##body(&i, &v);                                                                                       \
+        wire_put_##body(&o, &v);                                                                                       \
+        same(data, &o, &i);                                                                                            \
     }
 WIRE_BODY_MAP(ROUND_TRIP)
 

@@ -67,8 +67,8 @@ static void fake_reply(peer *p, uint16_t op, uint64_t id, const uint8_t *body, u
     p->ops->send(p->ud, r);
 }
 
-kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const peer_info *info,
-                       uint64_t now_us, kvs_err *err)
+kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const peer_info *info, uint64_t now_us,
+                       kvs_err *err)
 {
     peer *p = calloc(1, sizeof *p);
 

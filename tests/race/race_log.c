@@ -16,8 +16,7 @@ static void *work(void *arg)
     char word[32];
 
     for (int i = 0; i < ROUNDS; i++) {
-        log_event(LOG_LEVEL_INFO, EVENTS[i % 3], " thread=%d name=%s", id,
-                  log_quote(word, sizeof word, "a\nb", 3));
+        log_event(LOG_LEVEL_INFO, EVENTS[i % 3], " thread=%d name=%s", id, log_quote(word, sizeof word, "a\nb", 3));
         if (i % 64 == id)
             log_set_level(i % 2 == 0 ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG);
         if (i % 128 == id)

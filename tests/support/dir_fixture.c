@@ -5,8 +5,7 @@
 
 #include "proto/layout.h"
 
-static void on_event(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth,
-                     const uint8_t key[32])
+static void on_event(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32])
 {
     fixture *f = ud;
 
@@ -25,8 +24,7 @@ void fixture_init_with(fixture *f, const pool_config *c)
     cr_assert_eq(pool_create(&f->pool, c, &err), KVS_OK, "%s", err.msg);
     while (pool_next_piece(f->pool, &at, &bytes))
         pool_piece_usable(f->pool);
-    dc = (directory_config){
-        .pool = f->pool, .evict = &evict_lru, .hash_seed = 0x5eed, .on_event = on_event, .ud = f};
+    dc = (directory_config){.pool = f->pool, .evict = &evict_lru, .hash_seed = 0x5eed, .on_event = on_event, .ud = f};
     cr_assert_eq(directory_create(&f->dir, &dc, &err), KVS_OK, "%s", err.msg);
     f->ns = fixture_open(f, 1, "model", 2);
 }
@@ -34,11 +32,10 @@ void fixture_init_with(fixture *f, const pool_config *c)
 void fixture_init(fixture *f, uint32_t n_blocks, uint32_t per_extent)
 {
     uint64_t extent = ((uint64_t)per_extent * FIXTURE_SLOT_BYTES + 4095) & ~UINT64_C(4095);
-    uint32_t n_extents =
-        (n_blocks + per_extent - 1) / per_extent + 1; /* rounding up may let one more fit in each */
+    uint32_t n_extents = (n_blocks + per_extent - 1) / per_extent + 1; /* rounding up may let one more fit in each */
 
-    fixture_init_with(
-        f, &(pool_config){.max_bytes = extent * n_extents, .extent_bytes = extent, .max_slots = n_blocks});
+    fixture_init_with(f,
+                      &(pool_config){.max_bytes = extent * n_extents, .extent_bytes = extent, .max_slots = n_blocks});
 }
 
 void fixture_fini(fixture *f)
@@ -57,8 +54,8 @@ uint32_t fixture_open(fixture *f, uint32_t tenant, const char *model, uint32_t l
     size_t len = 0;
     uint32_t ns = 0;
 
-    cr_assert_eq(kvs_namespace_mla(model, "w", KVS_FORMAT_mla_bf16, layers, 1, planes, &desc, &err), KVS_OK,
-                 "%s", err.msg);
+    cr_assert_eq(kvs_namespace_mla(model, "w", KVS_FORMAT_mla_bf16, layers, 1, planes, &desc, &err), KVS_OK, "%s",
+                 err.msg);
     cr_assert_eq(kvs_namespace_encode(&desc, canon, sizeof canon, &len, &err), KVS_OK, "%s", err.msg);
     cr_assert_eq(directory_open(f->dir, tenant, canon, len, &ns, &err), KVS_OK, "%s", err.msg);
     return ns;
@@ -101,8 +98,7 @@ void fixture_admit(fixture *f, uint32_t ns, uint64_t first, uint32_t n, uint32_t
     directory_admit(f->dir, ns, first_depth, above, fixture_keys(first, n), n, f->status, f->slot);
 }
 
-uint32_t fixture_store(fixture *f, uint32_t ns, uint64_t first, uint32_t n, uint32_t first_depth,
-                       uint64_t parent)
+uint32_t fixture_store(fixture *f, uint32_t ns, uint64_t first, uint32_t n, uint32_t first_depth, uint64_t parent)
 {
     uint32_t stored = 0;
 
@@ -143,11 +139,11 @@ kvs_status fixture_load(fixture *f, uint32_t ns, uint64_t id)
     return s;
 }
 
-kvs_status fixture_reserve(fixture *f, uint32_t ns, uint64_t first, uint32_t n, uint64_t owner,
-                           uint32_t ttl_ms, directory_lease *ret)
+kvs_status fixture_reserve(fixture *f, uint32_t ns, uint64_t first, uint32_t n, uint64_t owner, uint32_t ttl_ms,
+                           directory_lease *ret)
 {
-    return directory_reserve(f->dir, directory_namespace(f->dir, ns)->tenant, owner, &ns, 1,
-                             fixture_keys(first, n), n, 1, ttl_ms, f->now_us, UINT64_MAX, ret, NULL);
+    return directory_reserve(f->dir, directory_namespace(f->dir, ns)->tenant, owner, &ns, 1, fixture_keys(first, n), n,
+                             1, ttl_ms, f->now_us, UINT64_MAX, ret, NULL);
 }
 
 directory_stats fixture_stats(const fixture *f)

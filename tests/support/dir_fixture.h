@@ -44,18 +44,16 @@ const uint8_t *fixture_keys(uint64_t first, uint32_t n);
 
 /* Admit n keys as the blocks first_depth .. of a chain whose block before is parent (0: none), into status
  * and slot. */
-void fixture_admit(fixture *f, uint32_t ns, uint64_t first, uint32_t n, uint32_t first_depth,
-                   uint64_t parent);
+void fixture_admit(fixture *f, uint32_t ns, uint64_t first, uint32_t n, uint32_t first_depth, uint64_t parent);
 /* The same, then commit those that were admitted; how many. */
-uint32_t fixture_store(fixture *f, uint32_t ns, uint64_t first, uint32_t n, uint32_t first_depth,
-                       uint64_t parent);
+uint32_t fixture_store(fixture *f, uint32_t ns, uint64_t first, uint32_t n, uint32_t first_depth, uint64_t parent);
 uint32_t fixture_lookup(fixture *f, uint32_t ns, uint64_t first, uint32_t n);
 bool fixture_has(fixture *f, uint32_t ns, uint64_t id);
 /* Hold and let go: a load. */
 kvs_status fixture_load(fixture *f, uint32_t ns, uint64_t id);
 kvs_status fixture_hold(fixture *f, uint32_t ns, uint64_t id, pool_slot *ret);
-kvs_status fixture_reserve(fixture *f, uint32_t ns, uint64_t first, uint32_t n, uint64_t owner,
-                           uint32_t ttl_ms, directory_lease *ret);
+kvs_status fixture_reserve(fixture *f, uint32_t ns, uint64_t first, uint32_t n, uint64_t owner, uint32_t ttl_ms,
+                           directory_lease *ret);
 directory_stats fixture_stats(const fixture *f);
 void fixture_check(const fixture *f);
 

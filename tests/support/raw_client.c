@@ -78,8 +78,7 @@ bool raw_write(raw_client *c, const void *bytes, size_t len, const int *fds, siz
     return true;
 }
 
-bool raw_send(raw_client *c, uint16_t op, uint64_t id, const void *body, uint32_t len, const int *fds,
-              uint16_t n_fds)
+bool raw_send(raw_client *c, uint16_t op, uint64_t id, const void *body, uint32_t len, const int *fds, uint16_t n_fds)
 {
     wire_header h = {.op = op, .id = id, .body_len = len, .n_fds = n_fds};
     uint8_t *buf = malloc(WIRE_HEADER_BYTES + (size_t)len);
@@ -104,8 +103,7 @@ static bool take_in(raw_client *c)
     } control;
     frame_span want = frame_want(&c->reader);
     struct iovec iov = {want.base, want.len};
-    struct msghdr m = {
-        .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     int fds[WIRE_MAX_FDS];
     size_t n_fds = 0;
     ssize_t n = recvmsg(c->fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
@@ -181,6 +179,6 @@ bool raw_ping(raw_client *c, uint64_t id)
 {
     frame f;
 
-    return raw_send(c, WIRE_PING, id, "12345678", 8, NULL, 0) && raw_recv(c, &f, 5000) &&
-           f.head.op == WIRE_PING && f.head.status == KVS_OK && f.head.id == id && f.head.n_fds == 0;
+    return raw_send(c, WIRE_PING, id, "12345678", 8, NULL, 0) && raw_recv(c, &f, 5000) && f.head.op == WIRE_PING &&
+           f.head.status == KVS_OK && f.head.id == id && f.head.n_fds == 0;
 }

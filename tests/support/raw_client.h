@@ -25,8 +25,7 @@ void raw_close(raw_client *c);                     /* any number of times */
 bool raw_connect(raw_client *c, const char *path); /* blocking socket */
 
 /* A frame in one message; waits until it is sent.  False: the other end is gone. */
-bool raw_send(raw_client *c, uint16_t op, uint64_t id, const void *body, uint32_t len, const int *fds,
-              uint16_t n_fds);
+bool raw_send(raw_client *c, uint16_t op, uint64_t id, const void *body, uint32_t len, const int *fds, uint16_t n_fds);
 /* Any bytes, with any descriptors on the first one. */
 bool raw_write(raw_client *c, const void *bytes, size_t len, const int *fds, size_t n_fds);
 

@@ -105,8 +105,7 @@ Test(device_cpu, creates_zeroed_sealed_memory_that_is_really_there)
 
     /* A client that kept the descriptor over a restart hands it back. */
     p[bytes - 1] = 42;
-    cr_assert_eq(d->ops->mem_import(d, &(device_import){WIRE_MEMORY_MEMFD, &fd, 1, bytes}, &again, NULL),
-                 KVS_OK);
+    cr_assert_eq(d->ops->mem_import(d, &(device_import){WIRE_MEMORY_MEMFD, &fd, 1, bytes}, &again, NULL), KVS_OK);
     p2 = d->ops->mem_base(again, 0, &bytes2);
     cr_assert(bytes2 == bytes && p2 != p && p2[bytes - 1] == 42);
     d->ops->mem_close(again);
@@ -177,9 +176,7 @@ Test(device_cpu, imports_sealed_memfds_of_any_size)
     uint8_t *p0, *p1, byte = 0;
     device_mem *m;
 
-    cr_assert_eq(
-        d->ops->mem_import(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 2, 3 * PAGE + 1000}, &m, NULL),
-        KVS_OK);
+    cr_assert_eq(d->ops->mem_import(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 2, 3 * PAGE + 1000}, &m, NULL), KVS_OK);
     cr_assert_eq(d->ops->mem_pieces(m), 2);
     p0 = d->ops->mem_base(m, 0, &b0);
     p1 = d->ops->mem_base(m, 1, &b1);
@@ -244,8 +241,7 @@ Test(device_cpu, refuses_what_is_no_memfd)
         device_mem *m;
         kvs_err err;
 
-        cr_assert_neq(d->ops->mem_import(d, &(device_import){WIRE_MEMORY_MEMFD, &file, 1, PAGE}, &m, &err),
-                      KVS_OK);
+        cr_assert_neq(d->ops->mem_import(d, &(device_import){WIRE_MEMORY_MEMFD, &file, 1, PAGE}, &m, &err), KVS_OK);
         (void)close(file);
         d->ops->close(d);
     }
@@ -266,8 +262,7 @@ Test(device_cpu, refuses_more_bytes_than_allowed)
     import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 2, 3 * PAGE - 1}, KVS_E_LIMIT,
                  "descriptor 1: 4096 bytes, 4095 are left");
     import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 0, PAGE}, KVS_E_INVALID, "n_fds: 0");
-    import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 1u << 31, PAGE}, KVS_E_INVALID,
-                 "n_fds: 2147483648");
+    import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 1u << 31, PAGE}, KVS_E_INVALID, "n_fds: 2147483648");
     import_fails(d, &(device_import){WIRE_MEMORY_CUDA_IPC, fds, 1, PAGE}, KVS_E_UNSUPPORTED, "kind 1");
     import_fails(d, &(device_import){99, fds, 1, PAGE}, KVS_E_UNSUPPORTED, "kind 99");
     (void)close(fds[0]);
@@ -328,8 +323,7 @@ Test(device_cpu, refuses_host_memory_that_the_machine_does_not_have)
     device *d = open_device();
     uint64_t bytes = UINT64_C(1) << 38, available = kvs_host_available();
     kvs_err err;
-    uint8_t *p =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 
     cr_assert(p != MAP_FAILED && available > 0);
     if (available < bytes) { /* 256 GiB: else this machine has it */
@@ -402,9 +396,8 @@ Test(device_cpu, decodes_and_writes_through_the_table)
     cr_assert(result.parts == 1 && result.kernel == KVS_KERNEL_MLA_DECODE_C && result.bad == 0);
 
     memset(row, 0x11, sizeof row);
-    cr_assert_eq(d->ops->mla_write(q,
-                                   &(kvs_mla_write_args){c.args.view, row, row + 1024, 1024, 128, slots, 1},
-                                   &bad, &mark, NULL),
+    cr_assert_eq(d->ops->mla_write(q, &(kvs_mla_write_args){c.args.view, row, row + 1024, 1024, 128, slots, 1}, &bad,
+                                   &mark, NULL),
                  KVS_OK);
     cr_assert_eq(memcmp(kvs_view_row(&c.args.view, 0, 3), row, sizeof row), 0);
 

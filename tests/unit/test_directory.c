@@ -29,8 +29,7 @@ Test(directory, opens_equal_descriptions_once_a_tenant)
     cr_assert_eq(a, f.ns);
     cr_assert(a != b && b != c && a != c);
     cr_assert_eq(directory_namespace(f.dir, a)->layout, directory_namespace(f.dir, b)->layout);
-    cr_assert_eq(directory_namespace(f.dir, a)->layout, directory_namespace(f.dir, c)->layout,
-                 "shape, not model");
+    cr_assert_eq(directory_namespace(f.dir, a)->layout, directory_namespace(f.dir, c)->layout, "shape, not model");
     cr_assert_neq(directory_namespace(f.dir, a)->layout,
                   directory_namespace(f.dir, fixture_open(&f, 1, "model", 3))->layout);
     cr_assert_eq(directory_namespace(f.dir, a)->slot_bytes, FIXTURE_SLOT_BYTES);
@@ -428,9 +427,7 @@ Test(directory, never_takes_an_extent_with_a_hold_lease_pin_or_write_in_it)
     directory_unhold(f.dir, held);
     cr_assert_eq(fixture_store(&f, other, 100, 3, 0, 0), 3);
     cr_assert_eq(directory_commit(f.dir, writing, 0), KVS_OK);
-    cr_assert_eq(fixture_lookup(&f, f.ns, 8, 1) + fixture_lookup(&f, f.ns, 15, 1) +
-                     fixture_lookup(&f, f.ns, 22, 1),
-                 3);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 8, 1) + fixture_lookup(&f, f.ns, 15, 1) + fixture_lookup(&f, f.ns, 22, 1), 3);
     fixture_fini(&f);
 }
 
@@ -441,8 +438,7 @@ Test(directory, empties_a_large_extent_in_steps)
     uint32_t n = 20000, other, steps = 1;
     pool_slot held;
 
-    fixture_init_with(&f,
-                      &(pool_config){.max_bytes = (uint64_t)n * 2304, .extent_bytes = (uint64_t)n * 2304});
+    fixture_init_with(&f, &(pool_config){.max_bytes = (uint64_t)n * 2304, .extent_bytes = (uint64_t)n * 2304});
     for (uint64_t id = 1; id <= n; id += 1000)
         cr_assert_eq(fixture_store(&f, f.ns, id, 1000, 0, 0), 1000);
     other = fixture_open(&f, 1, "other", 3);
@@ -468,8 +464,7 @@ Test(directory, stops_emptying_an_extent_that_a_reset_has_emptied)
     directory_reset_result r;
     uint32_t n = 20000, other;
 
-    fixture_init_with(&f,
-                      &(pool_config){.max_bytes = (uint64_t)n * 2304, .extent_bytes = (uint64_t)n * 2304});
+    fixture_init_with(&f, &(pool_config){.max_bytes = (uint64_t)n * 2304, .extent_bytes = (uint64_t)n * 2304});
     for (uint64_t id = 1; id <= n; id += 1000)
         fixture_store(&f, f.ns, id, 1000, 0, 0);
     other = fixture_open(&f, 1, "other", 3);

@@ -76,8 +76,7 @@ Test(directory_memory, reports_each_allocation_that_fails_when_a_namespace_is_op
         bool last = i + 1 == sizeof fails / sizeof fails[0];
 
         fail_in = fails[i];
-        cr_assert_eq(directory_open(f.dir, 1, canon, len, &ns, NULL), last ? KVS_OK : KVS_E_NO_MEMORY,
-                     "try %u", i);
+        cr_assert_eq(directory_open(f.dir, 1, canon, len, &ns, NULL), last ? KVS_OK : KVS_E_NO_MEMORY, "try %u", i);
         cr_assert_eq(fail_in, 0);
         cr_assert_eq(directory_n_namespaces(f.dir), last ? 17 : 16);
     }

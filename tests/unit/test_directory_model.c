@@ -43,8 +43,7 @@ static uint32_t dice(uint32_t sides)
     return (uint32_t)(m.x >> 33) % sides;
 }
 
-#define WANT(cond, ...)                                                                                      \
-    cr_assert(cond, "seed %lu step %lu: " #cond, (unsigned long)m.seed, (unsigned long)m.step)
+#define WANT(cond, ...) cr_assert(cond, "seed %lu step %lu: " #cond, (unsigned long)m.seed, (unsigned long)m.step)
 
 static known *known_of(uint32_t ns, uint64_t id)
 {
@@ -204,9 +203,7 @@ static void op_drop(uint32_t ns)
 {
     uint64_t id = 1 + dice(N_IDS);
     known *k = known_of(ns, id);
-    kvs_status want = !k->ready && !k->writing     ? KVS_E_NOT_FOUND
-                      : k->pinned || k->leases > 0 ? KVS_E_BUSY
-                                                   : KVS_OK;
+    kvs_status want = !k->ready && !k->writing ? KVS_E_NOT_FOUND : k->pinned || k->leases > 0 ? KVS_E_BUSY : KVS_OK;
 
     WANT(directory_drop(m.f.dir, m.ns[ns], fixture_keys(id, 1)) == want);
     if (want == KVS_OK)
@@ -229,11 +226,8 @@ static void op_reserve(uint32_t ns)
         return;
     for (uint32_t i = 0; i < lead; i++)
         known_of(ns, first + i)->leases++;
-    m.lease[m.n_lease] = (held_lease){.owner = owner,
-                                      .ends_us = m.f.now_us + ttl_ms * UINT64_C(1000),
-                                      .ns = ns,
-                                      .first = (uint32_t)first,
-                                      .n = lead};
+    m.lease[m.n_lease] = (held_lease){
+        .owner = owner, .ends_us = m.f.now_us + ttl_ms * UINT64_C(1000), .ns = ns, .first = (uint32_t)first, .n = lead};
     memcpy(m.lease[m.n_lease++].id, l.id, 16);
 }
 
@@ -406,7 +400,7 @@ Test(directory_model, agrees_with_a_plain_model_under_a_cap_of_slots)
     uint64_t rebound = 0;
 
     for (uint64_t seed = 21; seed <= 22; seed++)
-        rebound += play(seed, 50000,
-                        &(pool_config){.max_bytes = 11 * 16384, .extent_bytes = 16384, .max_slots = 33}, 33);
+        rebound +=
+            play(seed, 50000, &(pool_config){.max_bytes = 11 * 16384, .extent_bytes = 16384, .max_slots = 33}, 33);
     cr_assert_gt(rebound, 0);
 }

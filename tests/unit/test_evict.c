@@ -127,8 +127,8 @@ Test(evict, agrees_with_a_plain_search_through_random_use)
             }
             if (now % 16 == 0)
                 cr_assert_eq(evict_lru.victim(e, now / 16 % 4, POOL_NONE, &got),
-                             coldest(stamp_of, layout_of, now / 16 % 4), "seed %lu step %lu",
-                             (unsigned long)seed, (unsigned long)now);
+                             coldest(stamp_of, layout_of, now / 16 % 4), "seed %lu step %lu", (unsigned long)seed,
+                             (unsigned long)now);
         }
         for (uint32_t s = 0; s < ROWS; s++)
             stamp_of[s] = 0;
@@ -142,7 +142,6 @@ Test(evict, costs_memory_only_for_slots_that_were_used)
 
     cr_assert_eq(evict_lru.create(&e, POOL_NONE - 1, POOL_MAX_LAYOUTS), KVS_OK);
     evict_lru.insert(e, 0, POOL_NONE - 2, 1);
-    cr_assert_leq(evict_lru.bytes(e),
-                  (4 << 10) + POOL_MAX_LAYOUTS * 16 + (UINT64_C(1) << 36) / 4096 / 8 + 256);
+    cr_assert_leq(evict_lru.bytes(e), (4 << 10) + POOL_MAX_LAYOUTS * 16 + (UINT64_C(1) << 36) / 4096 / 8 + 256);
     evict_lru.destroy(e);
 }

@@ -126,12 +126,10 @@ static void play(const stream *s, size_t step, size_t cut, outcome *o)
 
 static void expect_equal(const outcome *a, const outcome *b, size_t where)
 {
-    cr_assert_eq(a->n_frames, b->n_frames, "%zu frames, not %zu (split at %zu)", b->n_frames, a->n_frames,
-                 where);
+    cr_assert_eq(a->n_frames, b->n_frames, "%zu frames, not %zu (split at %zu)", b->n_frames, a->n_frames, where);
     cr_assert_eq(a->broken, b->broken, "split at %zu", where);
     for (size_t i = 0; i < a->n_frames; i++) {
-        cr_assert_eq(memcmp(a->heads[i], b->heads[i], WIRE_HEADER_BYTES), 0, "frame %zu, split at %zu", i,
-                     where);
+        cr_assert_eq(memcmp(a->heads[i], b->heads[i], WIRE_HEADER_BYTES), 0, "frame %zu, split at %zu", i, where);
         cr_assert_eq(a->sums[i], b->sums[i], "frame %zu, split at %zu", i, where);
     }
 }
@@ -284,8 +282,7 @@ Test(frame, reads_joined_messages_of_a_unix_socket)
     m.msg_control = control.buf;
     m.msg_controllen = CMSG_SPACE(sizeof sent);
     c = CMSG_FIRSTHDR(&m);
-    *c = (struct cmsghdr){
-        .cmsg_len = CMSG_LEN(sizeof sent), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+    *c = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof sent), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
     memcpy(CMSG_DATA(c), &sent, sizeof sent);
     cr_assert_eq(sendmsg(pair[0], &m, 0), 48);
 

@@ -257,8 +257,7 @@ Test(json, names_utf16_instead_of_a_strange_byte)
 Test(json, says_what_hand_edits_get_wrong_and_where)
 {
     static const bad BAD[] = {
-        {"{\n// why\n}",
-         "line 2, column 1: expected a key in double quotes, found '/' (JSON has no comments)"},
+        {"{\n// why\n}", "line 2, column 1: expected a key in double quotes, found '/' (JSON has no comments)"},
         {"{\"a\": 1, # why\n}", "found '#' (JSON has no comments)"},
         {"{\"a\": 1,\n}", "line 1, column 8: a comma before '}' is not allowed"},
         {"[1, ]", "line 1, column 3: a comma before ']' is not allowed"},
@@ -333,9 +332,8 @@ Test(json, writes_what_it_reads)
     cr_assert_null(json_text(w, &len), "an open object is no text");
     json_end(w);
     text = json_text(w, &len);
-    cr_assert_str_eq(text,
-                     "{\"max\":18446744073709551615,\"min\":-9223372036854775808,\"yes\":true,\"none\":null,"
-                     "\"list\":[1,{},[]],\"key\":\"00abff\"}");
+    cr_assert_str_eq(text, "{\"max\":18446744073709551615,\"min\":-9223372036854775808,\"yes\":true,\"none\":null,"
+                           "\"list\":[1,{},[]],\"key\":\"00abff\"}");
     cr_assert_eq(len, strlen(text));
     accept(text, len);
     json_writer_destroy(w);

@@ -13,8 +13,8 @@ static kvs_namespace small(void)
     kvs_namespace ns;
     kvs_err err = {0};
 
-    cr_assert_eq(kvs_namespace_mla("tiny", "rev1", KVS_FORMAT_mla_bf16, 2, 4, planes, &ns, &err), KVS_OK,
-                 "%s", err.msg);
+    cr_assert_eq(kvs_namespace_mla("tiny", "rev1", KVS_FORMAT_mla_bf16, 2, 4, planes, &ns, &err), KVS_OK, "%s",
+                 err.msg);
     return ns;
 }
 
@@ -44,10 +44,10 @@ Test(layout, parses_every_format_name_and_knows_its_row)
 {
     uint32_t got = 0;
 
-#define X(name, id, row)                                                                                     \
-    cr_assert_eq(kvs_format_parse(#name, &got, NULL), KVS_OK);                                               \
-    cr_assert_eq(got, id);                                                                                   \
-    cr_assert_str_eq(kvs_format_name(id), #name);                                                            \
+#define X(name, id, row)                                                                                               \
+    cr_assert_eq(kvs_format_parse(#name, &got, NULL), KVS_OK);                                                         \
+    cr_assert_eq(got, id);                                                                                             \
+    cr_assert_str_eq(kvs_format_name(id), #name);                                                                      \
     cr_assert_eq(kvs_format_row_bytes(id), row);
     KVS_FORMAT_MAP(X)
 #undef X
@@ -61,9 +61,8 @@ Test(layout, aliases_of_engines_name_the_same_format)
     static const struct {
         const char *name;
         uint32_t format;
-    } ALIAS[] = {{"bf16", KVS_FORMAT_mla_bf16}, {"bfloat16", KVS_FORMAT_mla_bf16},
-                 {"fp16", KVS_FORMAT_mla_fp16}, {"float16", KVS_FORMAT_mla_fp16},
-                 {"half", KVS_FORMAT_mla_fp16}, {"fp8", KVS_FORMAT_mla_fp8}};
+    } ALIAS[] = {{"bf16", KVS_FORMAT_mla_bf16},    {"bfloat16", KVS_FORMAT_mla_bf16}, {"fp16", KVS_FORMAT_mla_fp16},
+                 {"float16", KVS_FORMAT_mla_fp16}, {"half", KVS_FORMAT_mla_fp16},     {"fp8", KVS_FORMAT_mla_fp8}};
 
     for (size_t i = 0; i < sizeof ALIAS / sizeof *ALIAS; i++) {
         uint32_t got = 0;
@@ -91,8 +90,7 @@ Test(layout, offsets_of_deepseek_geometry)
 {
     kvs_namespace ns;
 
-    cr_assert_eq(kvs_namespace_mla("deepseek-v3", "", KVS_FORMAT_mla_bf16, 61, 64, planes, &ns, NULL),
-                 KVS_OK);
+    cr_assert_eq(kvs_namespace_mla("deepseek-v3", "", KVS_FORMAT_mla_bf16, 61, 64, planes, &ns, NULL), KVS_OK);
     cr_assert_eq(kvs_namespace_slot_bytes(&ns), 4497408);
     cr_assert_eq(kvs_namespace_plane_offset(&ns, 0), 0);
     cr_assert_eq(kvs_namespace_plane_offset(&ns, 30), 30 * 73728);
@@ -163,10 +161,10 @@ Test(layout, refusals_name_field_value_and_limit)
     kvs_namespace ok = small(), ns;
     kvs_plane good = planes[1];
 
-#define REFUSED(change, status, msg)                                                                         \
-    ns = ok;                                                                                                 \
-    planes[1] = good;                                                                                        \
-    change;                                                                                                  \
+#define REFUSED(change, status, msg)                                                                                   \
+    ns = ok;                                                                                                           \
+    planes[1] = good;                                                                                                  \
+    change;                                                                                                            \
     expect_refused(&ns, status, msg)
 
     REFUSED(ns.tokens_per_block = 0, KVS_E_LIMIT, "tokens_per_block: 0 is outside 1..4096");
@@ -180,8 +178,7 @@ Test(layout, refusals_name_field_value_and_limit)
     REFUSED((ns.shard = 2, ns.shard_b = 9, ns.shard_n = 8), KVS_E_INVALID,
             "shard: layers [0,9)/8 is not a range with a < b <= n");
     REFUSED(planes[1].name[0] = 0, KVS_E_LIMIT, "plane 1 name: 0 bytes are outside 1..23");
-    REFUSED(memset(planes[1].name, 'x', 24), KVS_E_LIMIT,
-            "plane 1 name: at least 24 bytes are outside 1..23");
+    REFUSED(memset(planes[1].name, 'x', 24), KVS_E_LIMIT, "plane 1 name: at least 24 bytes are outside 1..23");
     REFUSED(planes[1].name[2] = 'T', KVS_E_INVALID, "plane 1 name: byte 2 (0x54) is outside [a-z0-9_]");
     REFUSED(planes[1].format = 99, KVS_E_UNSUPPORTED, "plane 1 format: 99 is not known");
     REFUSED(planes[1].row_bytes = 1150, KVS_E_INVALID, "plane 1 row_bytes: 1150 where mla_bf16 has 1152");
@@ -214,14 +211,9 @@ Test(layout, accepts_the_edges)
 
 Test(layout, tags_are_utf8_without_control_characters)
 {
-    static const char *const GOOD[] = {"a",
-                                       "mod\xc3\xa8le",
-                                       "\xe6\xa8\xa1\xe5\x9e\x8b",
-                                       "\xf0\x9f\x98\x80",
-                                       "\xf4\x8f\xbf\xbf",
-                                       "\xed\x9f\xbf",
-                                       "\xc2\xa0",
-                                       "a/b c~"};
+    static const char *const GOOD[] = {
+        "a",        "mod\xc3\xa8le", "\xe6\xa8\xa1\xe5\x9e\x8b", "\xf0\x9f\x98\x80", "\xf4\x8f\xbf\xbf", "\xed\x9f\xbf",
+        "\xc2\xa0", "a/b c~"};
     static const char *const BAD[] = {"\x1f",
                                       "\x7f",
                                       "a\nb",
@@ -263,8 +255,7 @@ Test(layout, digests_equal_those_of_another_implementation)
     /* Computed once with hashlib from the text of PROTOCOL.md. */
     cr_assert_eq(kvs_namespace_digest(&ns, d, NULL), KVS_OK);
     cr_assert_str_eq(hex(d), "aca2e571ec32f10f38fbe6bf79505b8b8115575066ea981e7203ca1af0894de8");
-    cr_assert_eq(kvs_namespace_mla("deepseek-v3", "", KVS_FORMAT_mla_bf16, 61, 64, planes, &ns, NULL),
-                 KVS_OK);
+    cr_assert_eq(kvs_namespace_mla("deepseek-v3", "", KVS_FORMAT_mla_bf16, 61, 64, planes, &ns, NULL), KVS_OK);
     cr_assert_eq(kvs_namespace_digest(&ns, d, NULL), KVS_OK);
     cr_assert_str_eq(hex(d), "3eaf09844d8bfe029abf017a545ccc5806a364023306bb0639498f08f22b2364");
     ns = (kvs_namespace){.model = "mod\xc3\xa8le",
@@ -302,10 +293,10 @@ Test(layout, every_field_changes_the_digest)
     uint8_t seen[16][32];
     size_t n = 0;
 
-#define ADD(change)                                                                                          \
-    ns = ok;                                                                                                 \
-    planes[1] = good;                                                                                        \
-    change;                                                                                                  \
+#define ADD(change)                                                                                                    \
+    ns = ok;                                                                                                           \
+    planes[1] = good;                                                                                                  \
+    change;                                                                                                            \
     cr_assert_eq(kvs_namespace_digest(&ns, seen[n++], NULL), KVS_OK)
 
     ADD((void)0);
@@ -442,8 +433,7 @@ Test(layout, decode_says_what_is_wrong)
         kvs_err err = {0};
 
         canon[BAD[i].at] = BAD[i].value;
-        cr_assert_eq(kvs_namespace_decode(canon, len, back, 8, &got, &err), BAD[i].status, "row %zu: %s", i,
-                     err.msg);
+        cr_assert_eq(kvs_namespace_decode(canon, len, back, 8, &got, &err), BAD[i].status, "row %zu: %s", i, err.msg);
         cr_assert_str_eq(err.msg, BAD[i].msg);
         canon[BAD[i].at] = good;
     }
@@ -453,8 +443,7 @@ Test(layout, salt_and_adapter_never_share_a_key)
 {
     static const struct {
         const char *salt, *adapter;
-    } PAIR[] = {{"X", ""},   {"", "X"}, {"X", "X"},  {"ab", "c"},
-                {"a", "bc"}, {"", ""},  {"abc", ""}, {"", "abc"}};
+    } PAIR[] = {{"X", ""}, {"", "X"}, {"X", "X"}, {"ab", "c"}, {"a", "bc"}, {"", ""}, {"abc", ""}, {"", "abc"}};
     static const uint32_t tokens[] = {1, 2, 3, 4};
     enum { N = sizeof PAIR / sizeof *PAIR };
     uint8_t parent[32] = {0}, key[N][32];

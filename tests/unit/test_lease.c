@@ -96,9 +96,9 @@ Test(lease, gives_a_group_the_minimum_and_pins_nothing_behind_it)
         uint32_t order[2] = {ns[swap], ns[1 - swap]};
         pool_slot slot[3];
 
-        cr_assert_eq(directory_reserve(f.dir, 1, 1, order, 2, fixture_keys(1, 6), 6, 2, 1000, 0, UINT64_MAX,
-                                       &one, NULL),
-                     KVS_OK);
+        cr_assert_eq(
+            directory_reserve(f.dir, 1, 1, order, 2, fixture_keys(1, 6), 6, 2, 1000, 0, UINT64_MAX, &one, NULL),
+            KVS_OK);
         cr_assert_eq(one.n_leased, 3);
         cr_assert_eq(one.bytes, 6 * FIXTURE_SLOT_BYTES);
         cr_assert_eq(fixture_stats(&f).n_leased, 6, "no pin on c5, c6");
@@ -122,15 +122,13 @@ Test(lease, is_for_its_tenant_only)
     fixture_init(&f, 4, 4);
     theirs = fixture_open(&f, 2, "model", 2);
     fixture_store(&f, f.ns, 1, 1, 0, 0);
-    cr_assert_eq(
-        directory_reserve(f.dir, 1, 1, &theirs, 1, fixture_keys(1, 1), 1, 1, 1000, 0, UINT64_MAX, &one, NULL),
-        KVS_E_NOT_FOUND);
-    cr_assert_eq(directory_reserve(f.dir, 1, 1, &(uint32_t){99}, 1, fixture_keys(1, 1), 1, 1, 1000, 0,
-                                   UINT64_MAX, &one, NULL),
+    cr_assert_eq(directory_reserve(f.dir, 1, 1, &theirs, 1, fixture_keys(1, 1), 1, 1, 1000, 0, UINT64_MAX, &one, NULL),
                  KVS_E_NOT_FOUND);
     cr_assert_eq(
-        directory_reserve(f.dir, 1, 1, NULL, 0, fixture_keys(1, 1), 1, 1, 1000, 0, UINT64_MAX, &one, NULL),
-        KVS_E_INVALID);
+        directory_reserve(f.dir, 1, 1, &(uint32_t){99}, 1, fixture_keys(1, 1), 1, 1, 1000, 0, UINT64_MAX, &one, NULL),
+        KVS_E_NOT_FOUND);
+    cr_assert_eq(directory_reserve(f.dir, 1, 1, NULL, 0, fixture_keys(1, 1), 1, 1, 1000, 0, UINT64_MAX, &one, NULL),
+                 KVS_E_INVALID);
     cr_assert_eq(reserve(1, 1, 1, 1000), KVS_OK);
     cr_assert_eq(directory_lease_hold(f.dir, 2, one.id, f.ns, 0, 1, &slot, NULL), KVS_E_NOT_FOUND);
     cr_assert_eq(directory_release(f.dir, 2, one.id, NULL), KVS_E_NOT_FOUND);
@@ -144,9 +142,8 @@ Test(lease, allows_its_range_and_its_number_of_loads)
 
     fixture_init(&f, 4, 4);
     fixture_store(&f, f.ns, 1, 3, 0, 0);
-    cr_assert_eq(
-        directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(1, 3), 3, 2, 1000, 0, UINT64_MAX, &one, NULL),
-        KVS_OK);
+    cr_assert_eq(directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(1, 3), 3, 2, 1000, 0, UINT64_MAX, &one, NULL),
+                 KVS_OK);
     cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, 4, 0, slot, NULL), KVS_E_RANGE);
     cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, 1, 3, slot, NULL), KVS_E_RANGE);
     cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, UINT32_MAX, 2, slot, NULL), KVS_E_RANGE);
@@ -177,8 +174,7 @@ Test(lease, takes_back_the_holds_of_a_load_that_is_one_too_many)
     cr_assert_eq(reserve(1, 2, 1, 1000), KVS_OK);
     cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, 0, 2, slot, NULL), KVS_E_BUSY);
     cr_assert_eq(fixture_stats(&f).n_held, 1);
-    cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, 0, 1, slot, NULL), KVS_OK,
-                 "and no load was used up");
+    cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, 0, 1, slot, NULL), KVS_OK, "and no load was used up");
     directory_unhold(f.dir, slot[0]);
     for (int i = 0; i < 65535; i++)
         directory_unhold(f.dir, last);
@@ -212,9 +208,8 @@ Test(lease, stays_within_the_bytes_of_its_tenant)
                  KVS_E_LIMIT);
     cr_assert(strstr(err.msg, "9216") != NULL && strstr(err.msg, "6912") != NULL, "%s", err.msg);
     for (int i = 0; i < 10; i++)
-        cr_assert_eq(
-            directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(1, 3), 3, 1, 1000, 0, cap, &one, NULL),
-            KVS_OK);
+        cr_assert_eq(directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(1, 3), 3, 1, 1000, 0, cap, &one, NULL),
+                     KVS_OK);
     cr_assert_eq(directory_tenant_leased(f.dir, 1), cap);
     cr_assert_eq(directory_tenant_leased(f.dir, 2), 0);
     cr_assert_eq(directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(4, 1), 1, 1, 1000, 0, cap, &one, NULL),
@@ -286,8 +281,7 @@ static void count_lease(void *ud, const directory_lease_info *l)
 {
     uint64_t *sum = ud;
 
-    *sum += l->n_leased +
-            (l->owner == 7 && l->age_us == 250 && l->left_us == 750 && l->loads_left == 1 ? 100 : 0);
+    *sum += l->n_leased + (l->owner == 7 && l->age_us == 250 && l->left_us == 750 && l->loads_left == 1 ? 100 : 0);
 }
 
 Test(lease, is_listed_with_owner_and_age)

@@ -284,8 +284,7 @@ static void same_as_contiguous(mla_shape s)
     mla_case a, b;
 
     plain.n_layers = 1;
-    plain.layer = plain.row_pad = plain.page_pad = plain.operand_pad = plain.spare_blocks =
-        plain.table_spare = 0;
+    plain.layer = plain.row_pad = plain.page_pad = plain.operand_pad = plain.spare_blocks = plain.table_spare = 0;
     plain.slot_pad = 0;
     plain.block_order = true;
     open_case(&a, &plain);
@@ -326,8 +325,7 @@ Test(mla_decode, page_size_does_not_change_a_bit)
     mla_case first, c;
 
     for (int i = 0; i < 5; i++) {
-        mla_shape s = {
-            .seed = 10, .tokens_per_block = sizes[i], .n_seqs = 2, .h_q = 8, .parts = 4, .len = {130, 77}};
+        mla_shape s = {.seed = 10, .tokens_per_block = sizes[i], .n_seqs = 2, .h_q = 8, .parts = 4, .len = {130, 77}};
 
         open_case(i == 0 ? &first : &c, &s);
         run(i == 0 ? &first : &c);
@@ -432,8 +430,8 @@ Test(mla_decode, fifty_runs_give_one_hash)
 
 static mla_group *random_group(uint64_t seed, uint8_t rows[MLA_TILE][2 * MLA_ROW])
 {
-    mla_group *g = aligned_alloc(MLA_VECTOR_BYTES,
-                                 (sizeof *g + MLA_VECTOR_BYTES - 1) / MLA_VECTOR_BYTES * MLA_VECTOR_BYTES);
+    mla_group *g =
+        aligned_alloc(MLA_VECTOR_BYTES, (sizeof *g + MLA_VECTOR_BYTES - 1) / MLA_VECTOR_BYTES * MLA_VECTOR_BYTES);
     rnd r = {seed};
 
     cr_assert(g != NULL);
@@ -497,8 +495,7 @@ Test(mla_decode, reaches_blocks_beyond_32_bits)
     const uint64_t slot = 61 * 73728, bytes = slot * 1000;
     const int32_t far[] = {954, 955, 999};
     mla_shape s = {.seed = 15, .tokens_per_block = 64, .n_seqs = 3, .h_q = 2, .len = {64, 64, 64}};
-    uint8_t *pool =
-        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint8_t *pool = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     mla_case near_case, far_case;
 
     cr_assert(pool != MAP_FAILED);
@@ -610,11 +607,11 @@ static void refuses(const mla_case *good, kvs_mla_decode_args a, kvs_status stat
     cr_assert_eq(memcmp(c.lse, c.untouched_lse, c.lse_bytes + 2 * MLA_CASE_GUARD), 0);
 }
 
-#define REFUSES(field, value, status, text)                                                                  \
-    do {                                                                                                     \
-        kvs_mla_decode_args a_ = c.args;                                                                     \
-        a_.field = (value);                                                                                  \
-        refuses(&c, a_, (status), (text));                                                                   \
+#define REFUSES(field, value, status, text)                                                                            \
+    do {                                                                                                               \
+        kvs_mla_decode_args a_ = c.args;                                                                               \
+        a_.field = (value);                                                                                            \
+        refuses(&c, a_, (status), (text));                                                                             \
     } while (0)
 
 Test(mla_decode, refuses_shapes_out_of_range)

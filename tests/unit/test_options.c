@@ -34,13 +34,13 @@ Test(options, overrides_keys_of_every_kind)
     options o;
     kvs_err err = {0};
 
-    cr_assert_eq(parse(&o,
-                       ARGS(A("--set"), A("pool.max_bytes=64MiB"), A("--socket"), A("/tmp/a.sock"),
-                            A("--admin-socket=/tmp/b.sock"), A("--set=pool.checksum=false"), A("--set"),
-                            A("limits.max_clients=7"), A("--set"), A("log.level=debug"), A("--set"),
-                            A("socket.mode=0600")),
-                       &err),
-                 KVS_OK, "%s", err.msg);
+    cr_assert_eq(
+        parse(&o,
+              ARGS(A("--set"), A("pool.max_bytes=64MiB"), A("--socket"), A("/tmp/a.sock"),
+                   A("--admin-socket=/tmp/b.sock"), A("--set=pool.checksum=false"), A("--set"),
+                   A("limits.max_clients=7"), A("--set"), A("log.level=debug"), A("--set"), A("socket.mode=0600")),
+              &err),
+        KVS_OK, "%s", err.msg);
     o.config_path = NULL;
     cr_assert_eq(options_config(&o, &c, &err), KVS_OK, "%s", err.msg);
     cr_assert_eq(c.pool_max_bytes, 64 << 20);
@@ -59,8 +59,8 @@ Test(options, lets_the_last_override_of_a_key_win)
     kvs_err err = {0};
 
     cr_assert_eq(parse(&o,
-                       ARGS(A("--set"), A("limits.max_clients=7"), A("--set"), A("deadline.max_ms=9000"),
-                            A("--set"), A("limits.max_clients=8"), A("--set"), A("deadline.default_ms=8000")),
+                       ARGS(A("--set"), A("limits.max_clients=7"), A("--set"), A("deadline.max_ms=9000"), A("--set"),
+                            A("limits.max_clients=8"), A("--set"), A("deadline.default_ms=8000")),
                        &err),
                  KVS_OK);
     o.config_path = NULL;

@@ -54,8 +54,7 @@ static const uint8_t TOKEN[16] = {0x70, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1
 static const uint8_t LEASE[16] = {0x1e, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 static const uint64_t DEADLINE_US = 2000000;
 
-static void derive(uint8_t ret[32], const uint8_t parent[32], const char *salt, const char *adapter,
-                   uint32_t first)
+static void derive(uint8_t ret[32], const uint8_t parent[32], const char *salt, const char *adapter, uint32_t first)
 {
     uint32_t tokens[4] = {first, first + 1, first + 2, first + 3};
 
@@ -207,12 +206,8 @@ static void ex_region_attach_rep(example *e)
 
 static void ex_region_reoffer_req(example *e)
 {
-    wire_region_attach_req q = {.ns = 3,
-                                .kind = WIRE_REGION_SLOTS,
-                                .n_slots = 4,
-                                .bytes = 36864,
-                                .mode = WIRE_ATTACH_REOFFER,
-                                .n_entries = 2};
+    wire_region_attach_req q = {
+        .ns = 3, .kind = WIRE_REGION_SLOTS, .n_slots = 4, .bytes = 36864, .mode = WIRE_ATTACH_REOFFER, .n_entries = 2};
     wire_region_entry shared = {.slot = 2, .gen = 7001, .flags = WIRE_ENTRY_SHARED};
     wire_out *o = begin(e, WIRE_REGION_ATTACH, 9);
 
@@ -314,12 +309,9 @@ static void ex_load_req(example *e)
 {
     wire_out *o = begin(e, WIRE_LOAD, 7);
 
-    wire_put_load_req(o, &(wire_load_req){.ns = 3,
-                                          .region = 5,
-                                          .n = 2,
-                                          .after_counter = WIRE_NONE32,
-                                          .signal_counter = 1,
-                                          .signal_value = 1});
+    wire_put_load_req(
+        o, &(wire_load_req){
+               .ns = 3, .region = 5, .n = 2, .after_counter = WIRE_NONE32, .signal_counter = 1, .signal_value = 1});
     put_keys(o, 2);
     put_slots(o, WIRE_NONE32, 2, 0);
 }
@@ -602,8 +594,7 @@ static void ex_deepseek_digest(example *e)
     kvs_plane planes[61];
     kvs_namespace ns;
 
-    cr_assert_eq(kvs_namespace_mla("deepseek-v3", "", KVS_FORMAT_mla_bf16, 61, 64, planes, &ns, NULL),
-                 KVS_OK);
+    cr_assert_eq(kvs_namespace_mla("deepseek-v3", "", KVS_FORMAT_mla_bf16, 61, 64, planes, &ns, NULL), KVS_OK);
     put_digest(e, &ns);
 }
 
@@ -772,8 +763,7 @@ Test(protocol, dumps_are_what_the_codec_writes)
         old = page();
     }
     for (size_t at = 0, line = 1; at <= new.len; at++) {
-        cr_assert_eq(old[at], new.base[at], PAGE ":%zu: the dump differs; KVS_REWRITE=1 writes it anew",
-                     line);
+        cr_assert_eq(old[at], new.base[at], PAGE ":%zu: the dump differs; KVS_REWRITE=1 writes it anew", line);
         line += new.base[at] == '\n';
     }
     for (size_t i = 0; i < N_EXAMPLES; i++)
@@ -792,8 +782,7 @@ static const char *expect_row(const char *row, const char *body, unsigned at, un
     size_t len = strcspn(row, "\n"), bars = 0;
 
     (void)snprintf(want, sizeof want, "| %u | %u | %s | `%s` | ", at, size, type, name);
-    cr_assert_eq(strncmp(row, want, strlen(want)), 0, "%s: want \"%s\", found \"%.*s\"", body, want, (int)len,
-                 row);
+    cr_assert_eq(strncmp(row, want, strlen(want)), 0, "%s: want \"%s\", found \"%.*s\"", body, want, (int)len, row);
     for (size_t i = 0; i < len; i++)
         bars += row[i] == '|';
     cr_assert_eq(bars, 8, "%s.%s: %zu columns, not 7", body, name, bars - 1);
@@ -813,17 +802,17 @@ static const char *expect_table(const char *p, const char *body, unsigned bytes)
     return strchr(row, '\n') + 1;                /* behind the rule below them */
 }
 
-#define EXPECT_FIELD(type, name)                                                                             \
-    row = expect_row(row, table, at, WIRE_SIZE_##type, #type, #name);                                        \
+#define EXPECT_FIELD(type, name)                                                                                       \
+    row = expect_row(row, table, at, WIRE_SIZE_##type, #type, #name);                                                  \
     at += WIRE_SIZE_##type;
-#define EXPECT_BODY(body)                                                                                    \
-    static void expect_##body(const char *p)                                                                 \
-    {                                                                                                        \
-        const char *table = #body, *row = expect_table(p, table, WIRE_##body##_BYTES);                       \
-        unsigned at = 0;                                                                                     \
-                                                                                                             \
-        WIRE_##body(EXPECT_FIELD) cr_assert_neq(*row, '|', "%s has a row too many", table);                  \
-        cr_assert_eq(at, WIRE_##body##_BYTES);                                                               \
+#define EXPECT_BODY(body)                                                                                              \
+    static void expect_##body(const char *p)                                                                           \
+    {                                                                                                                  \
+        const char *table = #body, *row = expect_table(p, table, WIRE_##body##_BYTES);                                 \
+        unsigned at = 0;                                                                                               \
+                                                                                                                       \
+        WIRE_##body(EXPECT_FIELD) cr_assert_neq(*row, '|', "%s has a row too many", table);                            \
+        cr_assert_eq(at, WIRE_##body##_BYTES);                                                                         \
     }
 WIRE_BODY_MAP(EXPECT_BODY)
 
@@ -839,8 +828,8 @@ Test(protocol, field_tables_are_those_of_the_code)
 
 Test(protocol, header_table_is_that_of_the_code)
 {
-#define WIRE_header(F)                                                                                       \
-    F(u32, magic)                                                                                            \
+#define WIRE_header(F)                                                                                                 \
+    F(u32, magic)                                                                                                      \
     F(u16, op) F(u16, status) F(u64, id) F(u32, body_len) F(u16, n_fds) F(u16, reserved) F(u64, deadline_us)
     char *p = page();
     const char *table = "header", *row = expect_table(p, table, WIRE_HEADER_BYTES);
@@ -874,10 +863,10 @@ Test(protocol, operations_statuses_and_formats_are_those_of_the_code)
 #define X(name, value, meaning) expect_text(p, "\n| %d | `%s` | %s |\n", value, #name, meaning);
     KVS_STATUS_MAP(X)
 #undef X
-#define X(name, id, row)                                                                                     \
-    if ((row) != 0)                                                                                          \
-        expect_text(p, "\n| %d | `%s` | %d | ", id, #name, row);                                             \
-    else                                                                                                     \
+#define X(name, id, row)                                                                                               \
+    if ((row) != 0)                                                                                                    \
+        expect_text(p, "\n| %d | `%s` | %d | ", id, #name, row);                                                       \
+    else                                                                                                               \
         expect_text(p, "\n| %d | `%s` | yours | ", id, #name);
     KVS_FORMAT_MAP(X)
 #undef X
@@ -916,13 +905,10 @@ Test(protocol, enums_have_the_numbers_that_the_page_gives)
     cr_assert_eq(WIRE_CANCEL_GONE * 100 + WIRE_CANCEL_STOPPED * 10 + WIRE_CANCEL_FINISHED, 12);
     cr_assert_eq(WIRE_SECTION_CLIENTS * 100 + WIRE_SECTION_LEASES * 10 + WIRE_SECTION_KEYS, 123);
     cr_assert_eq(WIRE_SECTION_SUMMARY * 100 + WIRE_SECTION_NAMESPACES * 10 + WIRE_SECTION_FSCK, 45);
-    cr_assert_eq(WIRE_HEALTH_OK * 1000 + WIRE_HEALTH_STARTING * 100 + WIRE_HEALTH_DEGRADED * 10 +
-                     WIRE_HEALTH_DRAINING,
+    cr_assert_eq(WIRE_HEALTH_OK * 1000 + WIRE_HEALTH_STARTING * 100 + WIRE_HEALTH_DEGRADED * 10 + WIRE_HEALTH_DRAINING,
                  123);
     cr_assert_eq(WIRE_EVENT_STORED * 100 + WIRE_EVENT_REMOVED * 10 + WIRE_EVENT_RESET, 12);
-    cr_assert_eq(WIRE_CAUSE_NONE * 1000 + WIRE_CAUSE_EVICTED * 100 + WIRE_CAUSE_DROPPED * 10 +
-                     WIRE_CAUSE_REBOUND,
-                 123);
+    cr_assert_eq(WIRE_CAUSE_NONE * 1000 + WIRE_CAUSE_EVICTED * 100 + WIRE_CAUSE_DROPPED * 10 + WIRE_CAUSE_REBOUND, 123);
     cr_assert_eq(WIRE_COUNTER_DAEMON, 0x80000000U);
     cr_assert_eq(WIRE_COUNTER_PAGE_BYTES, 2 * WIRE_COUNTER_HALF_BYTES);
     cr_assert_eq(WIRE_COUNTER_HALF_BYTES, 16 * WIRE_COUNTERS);

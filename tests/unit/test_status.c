@@ -5,8 +5,8 @@
 
 Test(status, names_every_code)
 {
-#define X(name, value, text)                                                                                 \
-    cr_assert_str_eq(kvs_status_name((kvs_status)(value)), #name);                                           \
+#define X(name, value, text)                                                                                           \
+    cr_assert_str_eq(kvs_status_name((kvs_status)(value)), #name);                                                     \
     cr_assert_str_eq(kvs_status_text((kvs_status)(value)), text);
     KVS_STATUS_MAP(X)
 #undef X
@@ -22,8 +22,8 @@ Test(status, numbers_are_dense_so_that_none_was_renumbered_by_accident)
 {
     int next = 0;
 
-#define X(name, value, text)                                                                                 \
-    cr_assert_eq(value, next, #name " is %d where %d comes next", value, next);                              \
+#define X(name, value, text)                                                                                           \
+    cr_assert_eq(value, next, #name " is %d where %d comes next", value, next);                                        \
     next++;
     KVS_STATUS_MAP(X)
 #undef X

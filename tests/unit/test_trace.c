@@ -80,8 +80,7 @@ static uint64_t play_request(fixture *f, const uint32_t *ids, uint32_t n)
     }
     if (hits == n)
         return hits;
-    directory_admit(f->dir, f->ns, hits, hits > 0 ? keys[hits - 1] : none, keys[hits], n - hits, f->status,
-                    f->slot);
+    directory_admit(f->dir, f->ns, hits, hits > 0 ? keys[hits - 1] : none, keys[hits], n - hits, f->status, f->slot);
     for (uint32_t i = 0; i < n - hits; i++)
         if (f->status[i] == KVS_OK)
             cr_assert_eq(directory_commit(f->dir, f->slot[i], 0), KVS_OK);

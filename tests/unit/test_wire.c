@@ -237,26 +237,26 @@ Test(wire, an_empty_array_takes_no_bytes)
 }
 
 /* Every body: all bytes different, read, written back, compared; cut at every length; refused when full. */
-#define ROUND_TRIP(body)                                                                                     \
-    static void round_trip_##body(void)                                                                      \
-    {                                                                                                        \
-        uint8_t from[WIRE_##body##_BYTES], back[WIRE_##body##_BYTES];                                        \
-        wire_out o = {.base = back, .cap = sizeof back};                                                     \
-        wire_in i = {.base = from, .len = sizeof from};                                                      \
-        wire_##body v;                                                                                       \
-                                                                                                             \
-        for (size_t k = 0; k < sizeof from; k++)                                                             \
-            from[k] = (uint8_t)(k + 1);                                                                      \
-        wire_get_##body(&i, &v);                                                                             \
-        cr_assert(wire_in_done(&i), #body);                                                                  \
-        wire_put_##body(&o, &v);                                                                             \
-        cr_assert(!o.full && o.len == sizeof back && memcmp(from, back, sizeof back) == 0, #body);           \
-        i = (wire_in){.base = from, .len = sizeof from - 1};                                                 \
-        wire_get_##body(&i, &v);                                                                             \
-        cr_assert(i.bad, #body);                                                                             \
-        o = (wire_out){.base = back, .cap = sizeof back - 1};                                                \
-        wire_put_##body(&o, &v);                                                                             \
-        cr_assert(o.full, #body);                                                                            \
+#define ROUND_TRIP(body)                                                                                               \
+    static void round_trip_##body(void)                                                                                \
+    {                                                                                                                  \
+        uint8_t from[WIRE_##body##_BYTES], back[WIRE_##body##_BYTES];                                                  \
+        wire_out o = {.base = back, .cap = sizeof back};                                                               \
+        wire_in i = {.base = from, .len = sizeof from};                                                                \
+        wire_##body v;                                                                                                 \
+                                                                                                                       \
+        for (size_t k = 0; k < sizeof from; k++)                                                                       \
+            from[k] = (uint8_t)(k + 1);                                                                                \
+        wire_get_##body(&i, &v);                                                                                       \
+        cr_assert(wire_in_done(&i), #body);                                                                            \
+        wire_put_##body(&o, &v);                                                                                       \
+        cr_assert(!o.full && o.len == sizeof back && memcmp(from, back, sizeof back) == 0, #body);                     \
+        i = (wire_in){.base = from, .len = sizeof from - 1};                                                           \
+        wire_get_##body(&i, &v);                                                                                       \
+        cr_assert(i.bad, #body);                                                                                       \
+        o = (wire_out){.base = back, .cap = sizeof back - 1};                                                          \
+        wire_put_##body(&o, &v);                                                                                       \
+        cr_assert(o.full, #body);                                                                                      \
     }
 WIRE_BODY_MAP(ROUND_TRIP)
 

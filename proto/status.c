@@ -3,7 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-kvs_status kvs_fail(kvs_err *err, kvs_status s, const char *fmt, ...)
+kvs_status(kvs_fail)(kvs_err *err, kvs_status s, const char *fmt, ...)
 {
     va_list ap;
 

@@ -44,9 +44,6 @@ typedef struct device_import {
 
 typedef struct device_ops {
     const char *name; /* "cpu" */
-    /* Bytes of one copy call beyond which more gain nothing; 0: none known.  A device that copies inside copy() says
-     * what fits its cache, so that a checksum right behind the copy does not read memory again. */
-    uint64_t batch_bytes;
     void (*close)(device *d);
 
     /* Make host memory fit for fast copies (pinning); the cpu device only allocates the pages.  Blocks. */

@@ -43,5 +43,6 @@ int main(void)
     for (int i = 0; i < THREADS && failed == 0; i++)
         failed += pthread_join(threads[i], NULL) != 0;
     (void)dup2(saved, STDERR_FILENO);
+    (void)printf("%d passed, %d failed\n", THREADS - failed, failed);
     return failed == 0 ? 0 : 1;
 }

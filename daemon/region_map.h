@@ -32,8 +32,7 @@ typedef struct region_map {
 static inline kvs_view region_map_view(const region_map *m, uint32_t plane)
 {
     const region_plane *p = &m->planes[plane];
-    kvs_view v = {p->base,      p->stride, p->page_bytes, m->n_slots, m->tokens_per_block,
-                  p->row_bytes, p->format};
+    kvs_view v = {p->base, p->stride, p->page_bytes, m->n_slots, m->tokens_per_block, p->row_bytes, p->format};
 
     return v;
 }

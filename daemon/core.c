@@ -43,7 +43,7 @@ kvs_status core_due_add(core *c, request *r)
 {
     if (c->n_due == c->cap_due) {
         size_t cap = c->cap_due ? c->cap_due * 2 : 64;
-        request **due = realloc(c->due, cap * sizeof(*due));
+        request **due = realloc(c->due, cap * sizeof(request *));
 
         if (!due)
             return KVS_E_NO_MEMORY;

@@ -343,7 +343,7 @@ static kvs_status add_writes(compute *x, const wire_write_req *q, const uint8_t 
     wire_in in = {calls, 0, (size_t)q->n_calls * WIRE_write_call_BYTES, false};
 
     x->write_calls = request_alloc(x->request, q->n_calls, sizeof(x->write_calls[0]));
-    x->scratches = request_alloc(x->request, q->n_calls, sizeof(x->scratches[0]));
+    x->scratches = request_alloc(x->request, q->n_calls, sizeof(region_seat *));
     if (!x->write_calls || !x->scratches)
         return kvs_fail(err, KVS_E_NO_MEMORY, "write of %u calls: out of memory", q->n_calls);
     for (uint32_t i = 0; i < q->n_calls; i++) {

@@ -266,8 +266,7 @@ static void making_done(work *w)
     kvs_err err = {0};
 
     core_note_status(c, m->status);
-    if (m->closer)
-        m->closer->mem = m->mem;
+    m->closer->mem = m->mem;
     if (!r->answered && !p->gone)
         s = finish_making(m, &err);
     if (m->region && m->region->id != 0 && (s == KVS_OK || s == KVS_E_PARTIAL)) {

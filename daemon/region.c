@@ -107,7 +107,7 @@ kvs_status region_maps_check(const kvs_namespace *ns, uint32_t n_slots, const wi
 kvs_status region_map_imported(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps,
                                const device_mem *mem, region_map **ret, kvs_err *err)
 {
-    region_map *m;
+    region_map *m = NULL;
     kvs_status s = map_new(ns, n_slots, &m, err);
 
     for (uint32_t i = 0; s == KVS_OK && i < n_maps; i++) {
@@ -133,8 +133,7 @@ kvs_status region_map_imported(const kvs_namespace *ns, uint32_t n_slots, const 
         *ret = m;
         return KVS_OK;
     }
-    if (m)
-        free(m);
+    free(m);
     return s;
 }
 

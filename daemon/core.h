@@ -242,8 +242,9 @@ uint32_t core_health(const core *c, uint32_t *ret_reasons);
     X(open)                                                                                                            \
     X(region_create)                                                                                                   \
     X(region_attach)                                                                                                   \
-    X(region_import) X(region_close) X(lookup) X(reserve) X(release) X(load) X(store) X(slot_take) X(slot_drop)        \
-        X(write) X(decode) X(extend) X(pin) X(unpin) X(drop) X(reset) X(cancel) X(status) X(health) X(watch) X(ping)
+    X(region_import)                                                                                                   \
+    X(region_close) X(lookup) X(reserve) X(release) X(load) X(store) X(slot_take) X(slot_drop) X(write) X(decode)      \
+        X(extend) X(pin) X(unpin) X(drop) X(reset) X(cancel) X(status) X(health) X(watch) X(ping)
 #define OP_DECLARE(name) kvs_status op_##name(request *r, wire_in *in, kvs_err *err);
 OP_HANDLERS(OP_DECLARE)
 void refused_load(peer *p, wire_in *in, kvs_status s);

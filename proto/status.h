@@ -57,10 +57,6 @@ __attribute__((format(printf, 3, 4))) kvs_status kvs_fail(kvs_err *err, kvs_stat
 #define kvs_fail(err, s, ...) ((kvs_fail)((err), (s), __VA_ARGS__), (s))
 #endif
 
-#ifdef __clang_analyzer__ /* so that it knows what is returned, without reading the .c file */
-#define kvs_fail(err, s, ...) (kvs_fail(err, s, __VA_ARGS__), (s))
-#endif
-
 /* Name ("E_LIMIT") and sentence of a status; "E_UNKNOWN" and its sentence for a number that is none. */
 const char *kvs_status_name(kvs_status s);
 const char *kvs_status_text(kvs_status s);

@@ -147,9 +147,10 @@ bool wire_in_done(const wire_in *i);
 /* then name[name_len], padded */
 #define WIRE_hello_rep(F)                                                                                              \
     F(u16, version)                                                                                                    \
-    F(u16, is_admin) F(u32, n_counters) F(u64, features) F(b16, boot_id) F(u64, conn_id) F(u32, max_body)              \
-        F(u32, max_keys) F(u32, credit_requests) F(u32, control_requests) F(u64, credit_bytes)                         \
-            F(u64, default_deadline_us) F(u64, max_deadline_us)
+    F(u16, is_admin)                                                                                                   \
+    F(u32, n_counters) F(u64, features) F(b16, boot_id) F(u64, conn_id) F(u32, max_body) F(u32, max_keys)              \
+        F(u32, credit_requests) F(u32, control_requests) F(u64, credit_bytes) F(u64, default_deadline_us)              \
+            F(u64, max_deadline_us)
 /* one descriptor: the counter page */
 
 /* OPEN request: the canonical namespace description (proto/layout.h) and nothing else, padded. */
@@ -159,8 +160,8 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_region_create_req(F) F(u32, ns) F(u32, kind) F(u32, device) F(u32, n_slots) F(u64, bytes)
 #define WIRE_region_rep(F)                                                                                             \
     F(u32, region)                                                                                                     \
-    F(u32, n_slots) F(u64, slot_stride) F(u64, bytes) F(u64, piece_bytes) F(u32, n_pieces) F(u32, n_entries)           \
-        F(b16, token)
+    F(u32, n_slots)                                                                                                    \
+    F(u64, slot_stride) F(u64, bytes) F(u64, piece_bytes) F(u32, n_pieces) F(u32, n_entries) F(b16, token)
 /* descriptors: one a piece (not for IMPORT); then status u32[n_entries] of REGION_ATTACH */
 #define WIRE_region_attach_req(F)                                                                                      \
     F(u32, ns) F(u32, kind) F(u32, device) F(u32, n_slots) F(u64, bytes) F(u32, mode) F(u32, n_entries) F(b16, token)
@@ -183,8 +184,9 @@ bool wire_in_done(const wire_in *i);
 /* flags: enum wire_load_flags.  then key[n] unless WIRE_LOAD_BY_LEASE; then slot_ref[n] */
 #define WIRE_load_req(F)                                                                                               \
     F(u32, ns)                                                                                                         \
-    F(u32, region) F(u32, n) F(u32, flags) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value)            \
-        F(u64, signal_value) F(b16, lease) F(u32, lease_first) F(u32, reserved)
+    F(u32, region)                                                                                                     \
+    F(u32, n) F(u32, flags) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)      \
+        F(b16, lease) F(u32, lease_first) F(u32, reserved)
 #define WIRE_slot_ref(F)    F(u32, slot) F(u32, gen)
 #define WIRE_load_rep(F)    F(u32, n) F(u32, n_ok) /* then n x load_result */
 #define WIRE_load_result(F) F(u32, status) F(u32, flags) F(u32, slot) F(u32, gen)
@@ -192,8 +194,9 @@ bool wire_in_done(const wire_in *i);
 /* flags: enum wire_store_flags.  then key[n], slot_ref[n].  parent: key at depth first_depth - 1, zeros if 0 */
 #define WIRE_store_req(F)                                                                                              \
     F(u32, ns)                                                                                                         \
-    F(u32, region) F(u32, n) F(u32, flags) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value)            \
-        F(u64, signal_value) F(u32, first_depth) F(u32, reserved) F(b32, parent)
+    F(u32, region)                                                                                                     \
+    F(u32, n) F(u32, flags) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)      \
+        F(u32, first_depth) F(u32, reserved) F(b32, parent)
 #define WIRE_key_rep(F) F(u32, n) F(u32, n_ok) /* then status u32[n]: STORE, SLOT_DROP, PIN, UNPIN, DROP */
 
 #define WIRE_slot_take_req(F) F(u32, region) F(u32, n)
@@ -203,7 +206,8 @@ bool wire_in_done(const wire_in *i);
 /* then n_calls x write_call, slot_mapping i64[n_tokens] */
 #define WIRE_write_req(F)                                                                                              \
     F(u32, ns)                                                                                                         \
-    F(u32, region) F(u32, n_tokens) F(u32, n_calls) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value)   \
+    F(u32, region)                                                                                                     \
+    F(u32, n_tokens) F(u32, n_calls) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value)                  \
         F(u64, signal_value)
 #define WIRE_write_call(F)                                                                                             \
     F(u32, plane) F(u32, scratch) F(u64, kv_c_offset) F(u64, kv_c_stride) F(u64, k_pe_offset) F(u64, k_pe_stride)
@@ -215,7 +219,8 @@ bool wire_in_done(const wire_in *i);
     F(u32, ns) F(u32, region) F(u32, n_seqs) F(u32, table_width) F(u32, s_q) F(u32, h_q) F(u32, n_calls) F(u32, flags)
 #define WIRE_decode_call(F)                                                                                            \
     F(u32, plane)                                                                                                      \
-    F(u32, scratch) F(u32, parts) F(f32, sm_scale) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value)    \
+    F(u32, scratch)                                                                                                    \
+    F(u32, parts) F(f32, sm_scale) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value)                    \
         F(u64, signal_value) F(u64, q_nope_offset) F(u64, q_nope_token) F(u64, q_nope_head) F(u64, q_pe_offset)        \
             F(u64, q_pe_token) F(u64, q_pe_head) F(u64, out_offset) F(u64, out_token) F(u64, out_head)                 \
                 F(u64, lse_offset) F(u64, lse_token) F(u64, lse_head)
@@ -236,12 +241,13 @@ bool wire_in_done(const wire_in *i);
 
 #define WIRE_BODY_MAP(X)                                                                                               \
     X(hello_req)                                                                                                       \
-    X(hello_rep) X(open_rep) X(region_create_req) X(region_rep) X(region_attach_req) X(region_entry)                   \
-        X(region_import_req) X(plane_map) X(region_close_req) X(lookup_req) X(lookup_rep) X(reserve_req)               \
-            X(reserve_rep) X(release_req) X(load_req) X(slot_ref) X(load_rep) X(load_result) X(store_req) X(key_rep)   \
-                X(slot_take_req) X(slot_take_rep) X(slot_drop_req) X(write_req) X(write_call) X(call_rep)              \
-                    X(call_result) X(decode_req) X(decode_call) X(keys_req) X(reset_req) X(reset_rep) X(cancel_req)    \
-                        X(cancel_rep) X(status_req) X(status_rep) X(health_rep) X(watch_req) X(event) X(event_item)
+    X(hello_rep)                                                                                                       \
+    X(open_rep) X(region_create_req) X(region_rep) X(region_attach_req) X(region_entry) X(region_import_req)           \
+        X(plane_map) X(region_close_req) X(lookup_req) X(lookup_rep) X(reserve_req) X(reserve_rep) X(release_req)      \
+            X(load_req) X(slot_ref) X(load_rep) X(load_result) X(store_req) X(key_rep) X(slot_take_req)                \
+                X(slot_take_rep) X(slot_drop_req) X(write_req) X(write_call) X(call_rep) X(call_result) X(decode_req)  \
+                    X(decode_call) X(keys_req) X(reset_req) X(reset_rep) X(cancel_req) X(cancel_rep) X(status_req)     \
+                        X(status_rep) X(health_rep) X(watch_req) X(event) X(event_item)
 
 #define WIRE_FIELD_u16(name) uint16_t name;
 #define WIRE_FIELD_u32(name) uint32_t name;

@@ -62,6 +62,9 @@ __attribute__((format(printf, 3, 4))) static kvs_status fail_at(const scan *s, s
     va_end(ap);
     return kvs_fail(s->err, KVS_E_CONFIG, "line %zu, column %zu: %.200s", line, column, msg);
 }
+#ifdef __clang_analyzer__ /* as in proto/status.h */
+#define fail_at(s, at, ...) ((fail_at)((s), (at), __VA_ARGS__), KVS_E_CONFIG)
+#endif
 
 static kvs_status fail_here(const scan *s, const char *expected)
 {

@@ -237,14 +237,13 @@ uint32_t core_max_keys(const core *c);
 uint32_t core_health(const core *c, uint32_t *ret_reasons);
 
 /* ---- op handlers, by file ---- */
-#define OP_HANDLERS(X)                                                                                                 \
-    X(hello)                                                                                                           \
-    X(open)                                                                                                            \
-    X(region_create)                                                                                                   \
-    X(region_attach)                                                                                                   \
-    X(region_import)                                                                                                   \
-    X(region_close) X(lookup) X(reserve) X(release) X(load) X(store) X(slot_take) X(slot_drop) X(write) X(decode)      \
-        X(extend) X(pin) X(unpin) X(drop) X(reset) X(cancel) X(status) X(health) X(watch) X(ping)
+/* clang-format off */
+#define OP_HANDLERS(X) \
+    X(hello) X(open) X(region_create) X(region_attach) X(region_import) X(region_close) X(lookup) X(reserve) \
+    X(release) X(load) X(store) X(slot_take) X(slot_drop) X(write) X(decode) X(extend) \
+    X(pin) X(unpin) X(drop) X(reset) X(cancel) X(status) X(health) X(watch) \
+    X(ping)
+/* clang-format on */
 #define OP_DECLARE(name) kvs_status op_##name(request *r, wire_in *in, kvs_err *err);
 OP_HANDLERS(OP_DECLARE)
 void refused_load(peer *p, wire_in *in, kvs_status s);

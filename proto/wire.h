@@ -148,9 +148,9 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_hello_rep(F)                                                                                              \
     F(u16, version)                                                                                                    \
     F(u16, is_admin)                                                                                                   \
-    F(u32, n_counters) F(u64, features) F(b16, boot_id) F(u64, conn_id) F(u32, max_body) F(u32, max_keys)              \
-        F(u32, credit_requests) F(u32, control_requests) F(u64, credit_bytes) F(u64, default_deadline_us)              \
-            F(u64, max_deadline_us)
+    F(u32, n_counters)                                                                                                 \
+    F(u64, features) F(b16, boot_id) F(u64, conn_id) F(u32, max_body) F(u32, max_keys) F(u32, credit_requests)         \
+        F(u32, control_requests) F(u64, credit_bytes) F(u64, default_deadline_us) F(u64, max_deadline_us)
 /* one descriptor: the counter page */
 
 /* OPEN request: the canonical namespace description (proto/layout.h) and nothing else, padded. */
@@ -185,8 +185,9 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_load_req(F)                                                                                               \
     F(u32, ns)                                                                                                         \
     F(u32, region)                                                                                                     \
-    F(u32, n) F(u32, flags) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)      \
-        F(b16, lease) F(u32, lease_first) F(u32, reserved)
+    F(u32, n)                                                                                                          \
+    F(u32, flags) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value) F(b16, lease)  \
+        F(u32, lease_first) F(u32, reserved)
 #define WIRE_slot_ref(F)    F(u32, slot) F(u32, gen)
 #define WIRE_load_rep(F)    F(u32, n) F(u32, n_ok) /* then n x load_result */
 #define WIRE_load_result(F) F(u32, status) F(u32, flags) F(u32, slot) F(u32, gen)
@@ -195,7 +196,8 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_store_req(F)                                                                                              \
     F(u32, ns)                                                                                                         \
     F(u32, region)                                                                                                     \
-    F(u32, n) F(u32, flags) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)      \
+    F(u32, n)                                                                                                          \
+    F(u32, flags) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)                \
         F(u32, first_depth) F(u32, reserved) F(b32, parent)
 #define WIRE_key_rep(F) F(u32, n) F(u32, n_ok) /* then status u32[n]: STORE, SLOT_DROP, PIN, UNPIN, DROP */
 
@@ -207,8 +209,8 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_write_req(F)                                                                                              \
     F(u32, ns)                                                                                                         \
     F(u32, region)                                                                                                     \
-    F(u32, n_tokens) F(u32, n_calls) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value)                  \
-        F(u64, signal_value)
+    F(u32, n_tokens)                                                                                                   \
+    F(u32, n_calls) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)
 #define WIRE_write_call(F)                                                                                             \
     F(u32, plane) F(u32, scratch) F(u64, kv_c_offset) F(u64, kv_c_stride) F(u64, k_pe_offset) F(u64, k_pe_stride)
 #define WIRE_call_rep(F)    F(u32, n_calls) F(u32, n_ok) /* then n_calls x call_result: WRITE, DECODE */
@@ -220,10 +222,11 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_decode_call(F)                                                                                            \
     F(u32, plane)                                                                                                      \
     F(u32, scratch)                                                                                                    \
-    F(u32, parts) F(f32, sm_scale) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value)                    \
-        F(u64, signal_value) F(u64, q_nope_offset) F(u64, q_nope_token) F(u64, q_nope_head) F(u64, q_pe_offset)        \
-            F(u64, q_pe_token) F(u64, q_pe_head) F(u64, out_offset) F(u64, out_token) F(u64, out_head)                 \
-                F(u64, lse_offset) F(u64, lse_token) F(u64, lse_head)
+    F(u32, parts)                                                                                                      \
+    F(f32, sm_scale) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)             \
+        F(u64, q_nope_offset) F(u64, q_nope_token) F(u64, q_nope_head) F(u64, q_pe_offset) F(u64, q_pe_token)          \
+            F(u64, q_pe_head) F(u64, out_offset) F(u64, out_token) F(u64, out_head) F(u64, lse_offset)                 \
+                F(u64, lse_token) F(u64, lse_head)
 
 #define WIRE_keys_req(F)   F(u32, ns) F(u32, n) /* then key[n]: PIN, UNPIN, DROP */
 #define WIRE_reset_req(F)  F(u32, ns) F(u32, flags)
@@ -242,12 +245,13 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_BODY_MAP(X)                                                                                               \
     X(hello_req)                                                                                                       \
     X(hello_rep)                                                                                                       \
-    X(open_rep) X(region_create_req) X(region_rep) X(region_attach_req) X(region_entry) X(region_import_req)           \
-        X(plane_map) X(region_close_req) X(lookup_req) X(lookup_rep) X(reserve_req) X(reserve_rep) X(release_req)      \
-            X(load_req) X(slot_ref) X(load_rep) X(load_result) X(store_req) X(key_rep) X(slot_take_req)                \
-                X(slot_take_rep) X(slot_drop_req) X(write_req) X(write_call) X(call_rep) X(call_result) X(decode_req)  \
-                    X(decode_call) X(keys_req) X(reset_req) X(reset_rep) X(cancel_req) X(cancel_rep) X(status_req)     \
-                        X(status_rep) X(health_rep) X(watch_req) X(event) X(event_item)
+    X(open_rep)                                                                                                        \
+    X(region_create_req) X(region_rep) X(region_attach_req) X(region_entry) X(region_import_req) X(plane_map)          \
+        X(region_close_req) X(lookup_req) X(lookup_rep) X(reserve_req) X(reserve_rep) X(release_req) X(load_req)       \
+            X(slot_ref) X(load_rep) X(load_result) X(store_req) X(key_rep) X(slot_take_req) X(slot_take_rep)           \
+                X(slot_drop_req) X(write_req) X(write_call) X(call_rep) X(call_result) X(decode_req) X(decode_call)    \
+                    X(keys_req) X(reset_req) X(reset_rep) X(cancel_req) X(cancel_rep) X(status_req) X(status_rep)      \
+                        X(health_rep) X(watch_req) X(event) X(event_item)
 
 #define WIRE_FIELD_u16(name) uint16_t name;
 #define WIRE_FIELD_u32(name) uint32_t name;

@@ -142,10 +142,11 @@ bool wire_in_done(const wire_in *i);
  * wire_put_<name>(), wire_get_<name>() and WIRE_<name>_BYTES.  PROTOCOL.md gives unit, range and meaning of each field;
  * a test compares it with these tables. */
 
-#define WIRE_hello_req(F)                                                                                              \
+/* clang-format off */
+#define WIRE_hello_req(F)                                                                                   \
     F(u16, version_min) F(u16, version_max) F(u32, pid) F(u64, features) F(u32, name_len) F(u32, reserved)
 /* then name[name_len], padded */
-#define WIRE_hello_rep(F)                                                                                              \
+#define WIRE_hello_rep(F)                                                                                   \
     F(u16, version)                                                                                                    \
     F(u16, is_admin)                                                                                                   \
     F(u32, n_counters)                                                                                                 \
@@ -158,12 +159,12 @@ bool wire_in_done(const wire_in *i);
 
 /* kind: enum wire_region_kind.  slots: n_slots; scratch: bytes, and ns is WIRE_NONE32 */
 #define WIRE_region_create_req(F) F(u32, ns) F(u32, kind) F(u32, device) F(u32, n_slots) F(u64, bytes)
-#define WIRE_region_rep(F)                                                                                             \
+#define WIRE_region_rep(F)                                                                                  \
     F(u32, region)                                                                                                     \
     F(u32, n_slots)                                                                                                    \
     F(u64, slot_stride) F(u64, bytes) F(u64, piece_bytes) F(u32, n_pieces) F(u32, n_entries) F(b16, token)
 /* descriptors: one a piece (not for IMPORT); then status u32[n_entries] of REGION_ATTACH */
-#define WIRE_region_attach_req(F)                                                                                      \
+#define WIRE_region_attach_req(F)                                                                           \
     F(u32, ns) F(u32, kind) F(u32, device) F(u32, n_slots) F(u64, bytes) F(u32, mode) F(u32, n_entries) F(b16, token)
 /* mode 0: token names a live region of this tenant, no descriptors.  mode 1: re-offer, one descriptor a piece;
  * then n_entries x region_entry: slots that the client still held */
@@ -171,10 +172,10 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_region_import_req(F)                                                                                      \
     F(u32, ns) F(u32, device) F(u32, n_slots) F(u32, memory) F(u32, n_maps) F(u32, reserved)
 /* then n_maps x plane_map: 1 = cross-layer (base and stride of the slot), else one a plane, in plane order */
-#define WIRE_plane_map(F)        F(u32, fd) F(u32, reserved) F(u64, base) F(u64, stride)
+#define WIRE_plane_map(F) F(u32, fd) F(u32, reserved) F(u64, base) F(u64, stride)
 #define WIRE_region_close_req(F) F(u32, region) F(u32, reserved)
 
-#define WIRE_lookup_req(F) F(u32, ns) F(u32, n_keys)     /* then key[n_keys] */
+#define WIRE_lookup_req(F) F(u32, ns) F(u32, n_keys) /* then key[n_keys] */
 #define WIRE_lookup_rep(F) F(u32, n_hits) F(u32, n_keys) /* then state u8[n_keys], padded; enum wire_key_state */
 
 #define WIRE_reserve_req(F) F(u32, n_ns) F(u32, n_keys) F(u32, max_loads) F(u32, ttl_ms) /* ns u32[], key[] */
@@ -182,18 +183,18 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_release_req(F) F(b16, lease)
 
 /* flags: enum wire_load_flags.  then key[n] unless WIRE_LOAD_BY_LEASE; then slot_ref[n] */
-#define WIRE_load_req(F)                                                                                               \
+#define WIRE_load_req(F)                                                                                    \
     F(u32, ns)                                                                                                         \
     F(u32, region)                                                                                                     \
     F(u32, n)                                                                                                          \
     F(u32, flags) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value) F(b16, lease)  \
         F(u32, lease_first) F(u32, reserved)
-#define WIRE_slot_ref(F)    F(u32, slot) F(u32, gen)
-#define WIRE_load_rep(F)    F(u32, n) F(u32, n_ok) /* then n x load_result */
+#define WIRE_slot_ref(F) F(u32, slot) F(u32, gen)
+#define WIRE_load_rep(F) F(u32, n) F(u32, n_ok) /* then n x load_result */
 #define WIRE_load_result(F) F(u32, status) F(u32, flags) F(u32, slot) F(u32, gen)
 
 /* flags: enum wire_store_flags.  then key[n], slot_ref[n].  parent: key at depth first_depth - 1, zeros if 0 */
-#define WIRE_store_req(F)                                                                                              \
+#define WIRE_store_req(F)                                                                                   \
     F(u32, ns)                                                                                                         \
     F(u32, region)                                                                                                     \
     F(u32, n)                                                                                                          \
@@ -206,20 +207,20 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_slot_drop_req(F) F(u32, region) F(u32, n) F(u32, after_counter) F(u32, reserved) F(u64, after_value)
 
 /* then n_calls x write_call, slot_mapping i64[n_tokens] */
-#define WIRE_write_req(F)                                                                                              \
+#define WIRE_write_req(F)                                                                                   \
     F(u32, ns)                                                                                                         \
     F(u32, region)                                                                                                     \
     F(u32, n_tokens)                                                                                                   \
     F(u32, n_calls) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)
-#define WIRE_write_call(F)                                                                                             \
+#define WIRE_write_call(F)                                                                                  \
     F(u32, plane) F(u32, scratch) F(u64, kv_c_offset) F(u64, kv_c_stride) F(u64, k_pe_offset) F(u64, k_pe_stride)
-#define WIRE_call_rep(F)    F(u32, n_calls) F(u32, n_ok) /* then n_calls x call_result: WRITE, DECODE */
+#define WIRE_call_rep(F) F(u32, n_calls) F(u32, n_ok) /* then n_calls x call_result: WRITE, DECODE */
 #define WIRE_call_result(F) F(u32, status) F(u32, parts) F(u32, kernel) F(u32, bad)
 
 /* then n_calls x decode_call, seq_len i32[n_seqs] padded, block_table i32[n_seqs][table_width] padded */
-#define WIRE_decode_req(F)                                                                                             \
+#define WIRE_decode_req(F)                                                                                  \
     F(u32, ns) F(u32, region) F(u32, n_seqs) F(u32, table_width) F(u32, s_q) F(u32, h_q) F(u32, n_calls) F(u32, flags)
-#define WIRE_decode_call(F)                                                                                            \
+#define WIRE_decode_call(F)                                                                                 \
     F(u32, plane)                                                                                                      \
     F(u32, scratch)                                                                                                    \
     F(u32, parts)                                                                                                      \
@@ -228,21 +229,21 @@ bool wire_in_done(const wire_in *i);
             F(u64, q_pe_head) F(u64, out_offset) F(u64, out_token) F(u64, out_head) F(u64, lse_offset)                 \
                 F(u64, lse_token) F(u64, lse_head)
 
-#define WIRE_keys_req(F)   F(u32, ns) F(u32, n) /* then key[n]: PIN, UNPIN, DROP */
-#define WIRE_reset_req(F)  F(u32, ns) F(u32, flags)
-#define WIRE_reset_rep(F)  F(u64, dropped) F(u64, aborted) F(u64, kept) F(u64, leases)
+#define WIRE_keys_req(F) F(u32, ns) F(u32, n) /* then key[n]: PIN, UNPIN, DROP */
+#define WIRE_reset_req(F) F(u32, ns) F(u32, flags)
+#define WIRE_reset_rep(F) F(u64, dropped) F(u64, aborted) F(u64, kept) F(u64, leases)
 #define WIRE_cancel_req(F) F(u64, target)
 #define WIRE_cancel_rep(F) F(u32, outcome) F(u32, reserved) /* enum wire_cancel_outcome */
 #define WIRE_status_req(F) F(u32, section) F(u32, limit) F(u32, ns) F(u32, reserved) F(u64, cursor)
-#define WIRE_status_rep(F) F(u32, text_len) F(u32, reserved)                               /* then JSON text, padded */
+#define WIRE_status_rep(F) F(u32, text_len) F(u32, reserved) /* then JSON text, padded */
 #define WIRE_health_rep(F) F(u32, state) F(u32, reasons) F(u64, uptime_us) F(b16, boot_id) /* enum wire_health */
-#define WIRE_watch_req(F)  F(u32, mask) F(u32, reserved)                                   /* 1 << enum wire_event */
+#define WIRE_watch_req(F) F(u32, mask) F(u32, reserved)                                    /* 1 << enum wire_event */
 /* EVENT frames carry the id of the WATCH, status 0, and this body without the message head of replies. */
-#define WIRE_event(F)      F(u64, seq) F(u64, lost) F(u32, n) F(u32, reserved) /* then n x event_item */
+#define WIRE_event(F) F(u64, seq) F(u64, lost) F(u32, n) F(u32, reserved)                  /* then n x event_item */
 #define WIRE_event_item(F) F(u32, type) F(u32, ns) F(u32, depth) F(u32, cause) F(b32, key)
 /* PING: a body of 0..64 bytes, returned behind the reply's message head. */
 
-#define WIRE_BODY_MAP(X)                                                                                               \
+#define WIRE_BODY_MAP(X)                                                                                    \
     X(hello_req)                                                                                                       \
     X(hello_rep)                                                                                                       \
     X(open_rep)                                                                                                        \
@@ -253,6 +254,7 @@ bool wire_in_done(const wire_in *i);
                     X(keys_req) X(reset_req) X(reset_rep) X(cancel_req) X(cancel_rep) X(status_req) X(status_rep)      \
                         X(health_rep) X(watch_req) X(event) X(event_item)
 
+/* clang-format on */
 #define WIRE_FIELD_u16(name) uint16_t name;
 #define WIRE_FIELD_u32(name) uint32_t name;
 #define WIRE_FIELD_u64(name) uint64_t name;

@@ -2,8 +2,8 @@
 
 from .client import (
     ABSENT, LOAD_NO_COPY, LOAD_SHARED, NO_SYNC, READY, WATCH_REMOVED, WATCH_RESET, WATCH_STORED, WRITING, CallResult,
-    Client, Counters, DecodeCall, Event, Health, Hello, Lease, LoadResult, Lookup, Opened, Pending, Reset, Sync,
-    WriteCall,
+    Client, Counters, DecodeCall, Entry, Event, Health, Hello, Lease, LoadResult, Lookup, Opened, Pending, Reset,
+    Sync, WriteCall,
 )  # fmt: skip
 from .errors import (
     AwayError, BufferRefused, CancelledError, DeadlineError, KvstrideError, PartialError, Status, StatusError,

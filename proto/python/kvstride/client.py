@@ -109,6 +109,16 @@ class CallResult(NamedTuple):
     bad: int
 
 
+class Entry(NamedTuple):
+    """A slot that is offered again: `flags` 1: shared, with `key` at `depth` of its chain; 0: private."""
+
+    slot: int
+    gen: int
+    flags: int = 0
+    depth: int = 0
+    key: bytes = ZERO_KEY
+
+
 class Reset(NamedTuple):
     """What RESET did, in blocks and leases."""
 
@@ -129,13 +139,14 @@ class Health(NamedTuple):
 
 class Event(NamedTuple):
     """One change. `type`: 0 stored, 1 removed, 2 reset; `cause` of a removal: 1 evicted, 2 dropped, 3 rebound;
-    `lost`: events left out so far because this client was slow."""
+    `seq`: number of its frame, from 1; `lost`: events left out so far because this client was slow."""
 
     type: int
     ns: int
     depth: int
     cause: int
     key: bytes
+    seq: int
     lost: int
 
 
@@ -364,18 +375,27 @@ class Client:
         return self._map_region(None, self._call(Op.REGION_CREATE, body, deadline))
 
     def region_attach(
-        self, opened: Opened | None, token: bytes, *, device: int = 0, fds: Sequence[int] = (),
-        deadline: float | None = None,
-    ) -> Region:  # fmt: skip
-        """Sit down in a live region of the tenant by its 16-byte token; `opened`: None for scratch.
-
-        The daemon sends no descriptors here: the maker has to pass them on. `fds`: those, duplicated and mapped; with
-        none the region is not mapped (LOAD, STORE and the kernels work; `view` and the copies do not).
-        """
+        self, opened: Opened | None, token: bytes, *, device: int = 0, deadline: float | None = None
+    ) -> Region:
+        """Sit down in a live region of the tenant by its 16-byte token, and map it; `opened`: None for scratch."""
         ns, kind = (opened.ns, 0) if opened else (NONE, 1)
         body = _pack(Op.REGION_ATTACH, ns=ns, kind=kind, device=device, mode=0, token=token)
-        answer = self._call(Op.REGION_ATTACH, body, deadline)
-        return self._map_region(opened, answer, [os.dup(fd) for fd in fds], mapped=bool(fds))
+        return self._map_region(opened, self._call(Op.REGION_ATTACH, body, deadline))
+
+    def region_reoffer(
+        self, opened: Opened | None, region: Region, entries: Sequence[Entry] = (), *, device: int = 0,
+        deadline: float | None = None,
+    ) -> tuple[Region, list[int]]:  # fmt: skip
+        """Offer a daemon region of an earlier life of the daemon, still mapped (`region` may be another client's, but
+        not closed), with the slots that are still in use; `opened`: its namespace, opened again. Returns the region
+        on this connection, which takes nothing from `region`, and a status an entry: look at each."""
+        ns, kind = (opened.ns, 0) if opened else (NONE, 1)
+        body = _pack(
+            Op.REGION_ATTACH, {"entry": entries}, ns=ns, kind=kind, device=device, n_slots=region.n_slots,
+            bytes=region.nbytes, mode=1, n_entries=len(entries), token=region.token,
+        )  # fmt: skip
+        answer = self._call(Op.REGION_ATTACH, body, deadline, fds=region.fds, partial=True)
+        return self._map_region(opened, answer), list(answer.arrays["status"])
 
     def region_import(
         self, opened: Opened, n_slots: int, fds: Sequence[int], maps: Sequence[PlaneMap] | None = None, *,
@@ -684,16 +704,14 @@ class Client:
         if error.status == Status.E_DEADLINE and not self.closed:
             self.cancel(error.request_id)
 
-    def _map_region(
-        self, opened: Opened | None, answer: _Answer, fds: list[int] | None = None, mapped: bool = True
-    ) -> Region:
-        row, fds = answer.row, answer.fds if fds is None else fds
-        if mapped and len(fds) != row.n_pieces:
+    def _map_region(self, opened: Opened | None, answer: _Answer) -> Region:
+        row, fds = answer.row, answer.fds
+        if len(fds) != row.n_pieces:
             _close_all(fds)
             raise WireError(f"region {row.region}: {len(fds)} descriptors of {row.n_pieces} pieces")
         region = Region(
-            row.region, opened.ns if opened else NONE, row.n_slots, opened.slot_bytes if opened else 0,
-            row.bytes if mapped else 0, row.token, fds, piece_bytes=row.piece_bytes, slot_stride=row.slot_stride,
+            row.region, opened.ns if opened else NONE, row.n_slots, opened.slot_bytes if opened else 0, row.bytes,
+            row.token, fds, piece_bytes=row.piece_bytes, slot_stride=row.slot_stride,
         )  # fmt: skip
         self._regions[region.number] = region
         return region
@@ -813,7 +831,7 @@ class Client:
         if frame.op == Op.EVENT:
             _close_all(frame.fds)
             event, arrays = wire.EVENT_BODY.unpack(frame.body)
-            self._events += (Event(*item, event.lost) for item in arrays["item"])
+            self._events += (Event(*item, event.seq, event.lost) for item in arrays["item"])
             return
         pending = self._pending.get(frame.id)
         if pending is None or pending.op != frame.op:

@@ -35,7 +35,7 @@ enum { CONFIG_PATH_BYTES = 4096, CONFIG_WORD_BYTES = 64 };
     MODE(socket_mode, "socket.mode", 0660, false, "file mode of the engines' socket")                                  \
     PATH(admin_path, "admin.path", "/run/kvstrided/admin.sock", false,                                                 \
          "socket for kvstridectl and admin operations; its mode is always 0600")                                       \
-    SIZE(pool_max_bytes, "pool.max_bytes", CONFIG_GIB(1), CONFIG_KIB(4), CONFIG_TIB(4), false,                         \
+    SIZE(pool_max_bytes, "pool.max_bytes", CONFIG_GIB(1), CONFIG_KIB(4), CONFIG_GIB(4095), false,                      \
          "host memory of the pool, in all; rounded down to whole extents")                                             \
     SIZE(pool_extent_bytes, "pool.extent_bytes", 0, 0, CONFIG_GIB(1), false,                                           \
          "memory that belongs to one layout at a time; 0 = an eighth of the pool, 64MiB..256MiB")                      \

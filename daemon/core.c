@@ -91,21 +91,30 @@ static void grow_run(pinner_task *t)
 
 static void grow_next(core *c);
 
+static void grow_failed(core *c)
+{
+    core_note_status(c, c->grow_err.status);
+    c->grow_failed = true;
+    pool_piece_failed(c->pool);
+    log_event(LOG_LEVEL_ERROR, "arena_piece_failed", " bytes=%" PRIu64 " piece=%u reason=\"%s\"", c->growing.bytes,
+              c->n_pieces, c->grow_err.msg);
+}
+
 static void grow_done(work *w)
 {
     core *c = (core *)(void *)((uint8_t *)w - offsetof(core, grow));
     core_piece *pieces;
 
     c->is_growing = false;
-    pieces = c->grow_err.status == KVS_OK ? realloc(c->pieces, (c->n_pieces + 1) * sizeof(*pieces)) : NULL;
+    if (c->grow_err.status != KVS_OK) {
+        grow_failed(c);
+        return;
+    }
+    pieces = realloc(c->pieces, (c->n_pieces + 1) * sizeof(*pieces));
     if (!pieces) {
-        if (c->grow_err.status == KVS_OK)
-            c->dev->ops->host_unregister(c->dev, c->growing.address, c->growing.bytes);
-        c->grow_failed = true;
-        pool_piece_failed(c->pool);
-        core_note_status(c, c->grow_err.status);
-        log_event(LOG_LEVEL_ERROR, "arena_piece_failed", " bytes=%" PRIu64 " piece=%u reason=\"%s\"", c->growing.bytes,
-                  c->n_pieces, c->grow_err.msg);
+        c->dev->ops->host_unregister(c->dev, c->growing.address, c->growing.bytes);
+        (void)kvs_fail(&c->grow_err, KVS_E_NO_MEMORY, "list of pieces: out of memory");
+        grow_failed(c);
         return;
     }
     c->pieces = pieces;
@@ -253,6 +262,14 @@ bool core_is_idle(const core *c)
 bool core_is_ready(const core *c)
 {
     return c->n_pieces > 0;
+}
+
+kvs_status core_start_failure(const core *c, kvs_err *err)
+{
+    if (!c->grow_failed || c->n_pieces > 0)
+        return KVS_OK;
+    return kvs_fail(err, c->grow_err.status, "pool.max_bytes: not even the first %" PRIu64 " bytes of %lld: %s",
+                    c->growing.bytes, (long long)c->config->pool_max_bytes, c->grow_err.msg);
 }
 
 kvs_status core_lost(const core *c)

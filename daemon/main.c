@@ -82,6 +82,25 @@ static void retry_notify(app *a)
         (void)uv_timer_start(&a->notify_again, on_notify_again, NOTIFY_RETRY_MS, NOTIFY_RETRY_MS);
 }
 
+/* Would another start with the same configuration end the same way? */
+static int exit_code_of(kvs_status s)
+{
+    switch (s) {
+    case KVS_E_BUSY:
+        return EXIT_CODE_BUSY;
+    case KVS_E_CONFIG:
+    case KVS_E_LIMIT:
+    case KVS_E_INVALID:
+    case KVS_E_EXISTS:
+    case KVS_E_UNSUPPORTED:
+        return EXIT_CODE_CONFIG;
+    case KVS_E_DEVICE_LOST:
+        return EXIT_CODE_DEVICE;
+    default:
+        return EXIT_CODE_SYSTEM;
+    }
+}
+
 /* ---- states ---- */
 static void begin_close(app *a)
 {
@@ -135,11 +154,17 @@ static void become_ready(app *a)
 static void on_turn(void *ud)
 {
     app *a = ud;
+    kvs_err err;
 
     if (a->exit_code == EXIT_CODE_OK && core_lost(a->core) != KVS_OK) {
         a->exit_code = EXIT_CODE_DEVICE; /* the core has logged it */
         if (a->state < DRAINING)
             begin_drain(a, "device_lost");
+    }
+    if (a->state == STARTING && a->exit_code == EXIT_CODE_OK && core_start_failure(a->core, &err) != KVS_OK) {
+        log_failure("start_failed", &err);
+        a->exit_code = exit_code_of(err.status);
+        begin_drain(a, "start_failed");
     }
     if (a->state == STARTING && core_is_ready(a->core))
         become_ready(a);
@@ -273,25 +298,6 @@ static kvs_status open_device(const config *c, device **ret, kvs_err *err)
     if (strcmp(c->device_kind, "cuda") == 0)
         return kvs_fail(err, KVS_E_UNSUPPORTED, "device.kind: \"cuda\" is not in this build; \"cpu\" and \"auto\" are");
     return device_cpu_open(ret, err);
-}
-
-/* Would another start with the same configuration end the same way? */
-static int exit_code_of(kvs_status s)
-{
-    switch (s) {
-    case KVS_E_BUSY:
-        return EXIT_CODE_BUSY;
-    case KVS_E_CONFIG:
-    case KVS_E_LIMIT:
-    case KVS_E_INVALID:
-    case KVS_E_EXISTS:
-    case KVS_E_UNSUPPORTED:
-        return EXIT_CODE_CONFIG;
-    case KVS_E_DEVICE_LOST:
-        return EXIT_CODE_DEVICE;
-    default:
-        return EXIT_CODE_SYSTEM;
-    }
 }
 
 static kvs_status open_server(app *a, kvs_err *err)

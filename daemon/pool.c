@@ -10,7 +10,10 @@
 
 #include "daemon/sparse.h"
 
-enum { N_STATES = POOL_QUARANTINED + 1 };
+enum {
+    N_STATES = POOL_QUARANTINED + 1,
+    MAX_EXTENTS = 1 << 20, /* each costs memory whether or not it is used */
+};
 #define MIB(n) ((uint64_t)(n) << 20)
 #define ULL(n) ((unsigned long long)(n))
 
@@ -90,6 +93,9 @@ static kvs_status choose_sizes(pool *p, const pool_config *c, kvs_err *err)
                         ULL(c->max_bytes), ULL(bytes));
     n = c->max_bytes / bytes;
     rows = bytes / POOL_SLOT_MIN_BYTES; /* of an extent */
+    if (n > MAX_EXTENTS)
+        return kvs_fail(err, KVS_E_LIMIT, "pool.extent_bytes: %llu bytes make %llu extents of %llu, at most %d may be",
+                        ULL(bytes), ULL(n), ULL(c->max_bytes), MAX_EXTENTS);
     if (rows > POOL_NONE - 1 || n > (POOL_NONE - 1) / rows)
         return kvs_fail(err, KVS_E_LIMIT, "pool.max_bytes: %llu needs slot numbers above %lu; it must be below 4 TiB",
                         ULL(c->max_bytes), (unsigned long)(POOL_NONE - 1));

@@ -57,7 +57,7 @@ _Static_assert(sizeof(pool_row) == 64, "slot table row");
 typedef struct pool_config {
     uint64_t max_bytes;    /* rounded down to whole extents; at least one slot must fit */
     uint64_t extent_bytes; /* 0 = max_bytes / 8 within 64..256 MiB (at most max_bytes), enlarged so that the extents
-                            * cover max_bytes; rounded down to 4 KiB */
+                            * cover max_bytes; rounded down to 4 KiB; at most 2^20 extents */
     uint32_t max_slots;    /* of each layout; 0 = no cap */
 } pool_config;
 

@@ -43,6 +43,8 @@ kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink,
 void core_drain(core *c);
 bool core_is_idle(const core *c);    /* no request in flight, no region being unmapped */
 bool core_is_ready(const core *c);   /* the first piece is usable */
+/* KVS_OK, or why no piece will ever be usable: the process must end. */
+kvs_status core_start_failure(const core *c, kvs_err *err);
 kvs_status core_lost(const core *c); /* E_DEVICE_LOST once the device is; the process must end non-zero */
 /* Joins the workers.  All peers must be gone.  Completions still posted must be run by the caller before
  * this: core_stop joins and posts, then the caller drains the sink, then core_destroy frees. */

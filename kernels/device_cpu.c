@@ -104,8 +104,13 @@ static kvs_status cpu_host_register(device *d, void *p, uint64_t bytes, kvs_err 
         return s;
     if (madvise(first, whole, MADV_POPULATE_WRITE) == 0)
         return KVS_OK;
-    if (errno != EINVAL)
-        return sys_fail(err, "host_register", bytes);
+    if (errno != EINVAL) {
+        int e = errno;
+
+        return kvs_fail(err, e == ENOMEM || e == EFAULT ? KVS_E_NO_SPACE : KVS_E_SYS,
+                        "host_register: %" PRIu64 " bytes: %s; %" PRIu64 " are available", bytes, strerror(e),
+                        kvs_host_available());
+    }
     touch(first, whole, page);
     return KVS_OK;
 }

@@ -98,7 +98,7 @@ static bool grow(frame_reader *r, size_t need)
 
 frame_span frame_want(frame_reader *r)
 {
-    size_t need = FRAME_START_BYTES;
+    size_t need = FRAME_START_BYTES, whole = WIRE_HEADER_BYTES, room;
     wire_header h;
 
     /* A frame is moved at most once: afterwards it starts at 0 until it has been taken. */
@@ -108,10 +108,15 @@ frame_span frame_want(frame_reader *r)
         r->start = 0;
     }
     if (r->broken == KVS_OK && r->end >= WIRE_HEADER_BYTES && examine(r, &h, NULL) == FRAME_UNFINISHED)
-        need = frame_bytes(&h);
+        need = whole = frame_bytes(&h);
     if (r->broken != KVS_OK || !grow(r, need))
         return (frame_span){NULL, 0};
-    return (frame_span){r->buf + r->end, r->cap - r->end};
+    room = r->cap - r->end;
+    /* The queue is this frame's until the frame is taken.  Bytes behind it could bring the next frame's descriptors,
+     * and both together may be above the limit although the client kept to it. */
+    if (r->n_fds != 0 && r->end < whole)
+        room = whole - r->end;
+    return (frame_span){r->buf + r->end, room};
 }
 
 kvs_status frame_got(frame_reader *r, size_t n, const int *fds, size_t n_fds, kvs_err *err)

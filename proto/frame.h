@@ -41,7 +41,8 @@ void frame_reader_init(frame_reader *r, uint32_t body_max);
 void frame_reader_fini(frame_reader *r); /* any number of times; closes unclaimed descriptors */
 
 /* Room for the next bytes.  Take every whole frame first: len is 0 when the buffer is full of them, when memory ran out
- * and when the reader is broken, never otherwise. */
+ * and when the reader is broken, never otherwise.  While an unfinished frame's descriptors wait, it is just what that frame
+ * still needs: never read more than is offered. */
 frame_span frame_want(frame_reader *r);
 
 /* `n` bytes have arrived at frame_want's place, and `n_fds` descriptors with them, which the reader owns from here on,

@@ -274,6 +274,21 @@ Test(signals, a_bad_configuration_ends_with_its_own_status)
     cr_assert_not_null(strstr(out, "/nonexistent.json"), "%s", out);
 }
 
+Test(signals, a_pool_that_gets_no_memory_at_all_ends_with_a_system_fault_that_names_both_sizes)
+{
+    d.no_memory = true;
+    daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}}");
+    daemon_spawn(&d, NULL);
+    cr_assert(!daemon_wait_notified(&d, "READY=1", 10000));
+    cr_assert_eq(daemon_wait(&d, 10000), EXIT_CODE_SYSTEM);
+    cr_assert_eq(daemon_log_count(&d, " start_failed "), 1);
+    cr_assert_eq(daemon_log_count(&d, "not even the first 16777216 bytes of 16777216"), 1);
+    cr_assert_eq(daemon_log_count(&d, "are available"), 2, "also where the piece failed");
+    d.no_memory = false;
+    cr_assert(daemon_start(&d, NULL), "with memory it starts");
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+}
+
 Test(signals, the_command_line_prints_and_ends)
 {
     static const struct {

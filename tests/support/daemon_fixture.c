@@ -3,14 +3,20 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -88,6 +94,23 @@ void daemon_configure(const daemon_fixture *d, const char *json)
         die(d->config);
 }
 
+/* From here on asking for memory in advance fails as it does when there is none. */
+static void refuse_memory(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_POPULATE_WRITE, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOMEM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof code[0], code};
+
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+        die("seccomp");
+}
+
 /* In the child: everything but the program itself. */
 static void prepare(const daemon_fixture *d)
 {
@@ -104,6 +127,8 @@ static void prepare(const daemon_fixture *d)
     (void)setenv("NOTIFY_SOCKET", text, 1);
     if (d->max_fds != 0)
         (void)setrlimit(RLIMIT_NOFILE, &(struct rlimit){d->max_fds, d->max_fds});
+    if (d->no_memory)
+        refuse_memory();
     if (d->listen_fd[0] < 0)
         return;
     for (int i = 0; i < 2 && d->listen_fd[i] >= 0; i++, n++)

@@ -14,6 +14,7 @@ typedef struct daemon_fixture {
     pid_t pid;        /* 0: none runs */
     int notify_fd;    /* what the service manager would hear */
     unsigned max_fds; /* RLIMIT_NOFILE of the next start; 0: as here */
+    bool no_memory;   /* the kernel refuses the pool's memory at the next start */
     int listen_fd[2]; /* handed over at the next start as "client" and "admin", closed here then; -1: none */
     char dir[64];
     char socket[96], admin[96], config[96], log[96]; /* paths in it */

@@ -158,9 +158,9 @@ Test(config, range_ends_are_accepted_and_one_beyond_is_refused)
             refuse(document(text, o, value), o->unit);
         }
     }
-    cr_assert_eq(accept("{\"pool\": {\"max_bytes\": \"4TiB\"}}").pool_max_bytes, CONFIG_TIB(4));
+    cr_assert_eq(accept("{\"pool\": {\"max_bytes\": \"4095GiB\"}}").pool_max_bytes, CONFIG_GIB(4095));
     cr_assert_eq(accept("{\"pool\": {\"max_bytes\": 4096}}").pool_max_bytes, 4096);
-    refuse("{\"pool\": {\"max_bytes\": \"5TiB\"}}", "\"5TiB\" is outside 4096..4398046511104 bytes (4KiB..4TiB)");
+    refuse("{\"pool\": {\"max_bytes\": \"4TiB\"}}", "\"4TiB\" is outside 4096..4396972769280 bytes (4KiB..4095GiB)");
 }
 
 Test(config, sizes_with_units_are_exact_or_refused)

@@ -257,6 +257,43 @@ Test(frame, keeps_the_descriptors_of_a_later_frame_that_came_with_earlier_bytes)
     frame_reader_fini(&r);
 }
 
+/* Two frames of 64 descriptors each, the first one read in pieces: what is left of it must not come in one read with the
+ * second one's first byte, or 128 descriptors would wait although no frame broke a rule. */
+Test(frame, takes_two_full_loads_of_descriptors_in_a_row_when_the_first_comes_in_pieces)
+{
+    outcome o;
+
+    add_frame(&in, 1, 40, WIRE_MAX_FDS, WIRE_MAX_FDS);
+    add_frame(&in, 2, 40, WIRE_MAX_FDS, WIRE_MAX_FDS);
+    for (size_t cut = 1; cut <= WIRE_HEADER_BYTES + 40; cut++) {
+        play(&in, 0, cut, &o);
+        cr_assert_eq(o.broken, KVS_OK, "split at %zu", cut);
+        cr_assert_eq(o.n_frames, 2, "split at %zu", cut);
+    }
+}
+
+Test(frame, asks_for_no_more_than_a_frame_whose_descriptors_wait_still_needs)
+{
+    int fd = new_descriptor();
+    frame_reader r;
+    frame f;
+
+    add_frame(&in, 1, 24, 1, 0);
+    frame_reader_init(&r, BODY_MAX);
+    memcpy(frame_want(&r).base, in.bytes, 5);
+    cr_assert_eq(frame_got(&r, 5, &fd, 1, NULL), KVS_OK);
+    cr_assert_eq(frame_want(&r).len, WIRE_HEADER_BYTES - 5);
+    memcpy(frame_want(&r).base, in.bytes + 5, 27);
+    cr_assert_eq(frame_got(&r, 27, NULL, 0, NULL), KVS_OK);
+    cr_assert_eq(frame_want(&r).len, 24);
+    memcpy(frame_want(&r).base, in.bytes + 32, 24);
+    cr_assert_eq(frame_got(&r, 24, NULL, 0, NULL), KVS_OK);
+    cr_assert(frame_next(&r, &f, NULL));
+    cr_assert_eq(close(f.fds[0]), 0);
+    cr_assert(frame_want(&r).len > 24, "and as much as fits again");
+    frame_reader_fini(&r);
+}
+
 /* The same through a real socket: the kernel joins bytes of one sendmsg and descriptors of the next. */
 Test(frame, reads_joined_messages_of_a_unix_socket)
 {

@@ -9,6 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "config/config.h"
+#include "config/option.h"
+
 static pool *make(uint64_t max, uint64_t extent, uint32_t max_slots)
 {
     kvs_err err = {0};
@@ -431,5 +434,36 @@ Test(pool, keeps_its_books_through_random_transitions)
         pool_get_bytes(p, &b);
         cr_assert_eq(b.unassigned, b.arena, "seed %lu: all of it comes back", (unsigned long)seed);
         finish(p);
+    }
+}
+
+Test(pool, refuses_extents_so_small_that_their_list_alone_would_eat_the_memory)
+{
+    kvs_err err = {0};
+    pool *p = NULL;
+
+    cr_assert_eq(pool_create(&p, &(pool_config){.max_bytes = CONFIG_GIB(4095), .extent_bytes = 4096}, &err),
+                 KVS_E_LIMIT);
+    cr_assert_not_null(strstr(err.msg, "at most 1048576"), "%s", err.msg);
+}
+
+/* Address space only: no page of it is touched. */
+Test(pool, holds_as_much_as_the_configuration_allows)
+{
+    static const uint64_t EXTENTS[] = {0, CONFIG_MIB(4), CONFIG_GIB(1)};
+    kvs_err err = {0};
+
+    for (size_t i = 0; i < sizeof EXTENTS / sizeof *EXTENTS; i++) {
+        pool_config c = {.max_bytes = 0, .extent_bytes = EXTENTS[i]};
+        pool_bytes b;
+        pool *p;
+
+        for (size_t k = 0; k < N_OPTIONS; k++)
+            if (strcmp(OPTIONS[k].key, "pool.max_bytes") == 0)
+                c.max_bytes = (uint64_t)OPTIONS[k].max;
+        cr_assert_eq(pool_create(&p, &c, &err), KVS_OK, "%s", err.msg);
+        pool_get_bytes(p, &b);
+        cr_assert_gt(b.max, c.max_bytes - CONFIG_GIB(1));
+        pool_destroy(p);
     }
 }

@@ -1126,3 +1126,15 @@ unsigned storm_mappings(const daemon_fixture *d)
         (void)fclose(f);
     return n;
 }
+
+bool storm_wait_mappings(const daemon_fixture *d, unsigned n)
+{
+    uint64_t end = raw_now_ms() + HUNG_MS / 4;
+
+    while (storm_mappings(d) > n) {
+        if (raw_now_ms() > end)
+            return false;
+        (void)nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    return true;
+}

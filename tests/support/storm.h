@@ -41,7 +41,9 @@ bool storm_left_nothing(const daemon_fixture *d, char *why, size_t cap);
 /* Store new keys into the empty pool until every slot that one layout can have is taken, and find and compare all. */
 bool storm_refill(const daemon_fixture *d, uint32_t layout, uint32_t n_slots, char *why, size_t cap);
 uint64_t storm_slot_bytes(uint32_t layout);
-/* Mappings of memfds in the daemon, counter pages and regions: those that clients brought or asked for. */
+/* Mappings of memfds in the daemon: counter pages and regions, those that clients brought or asked for. */
 unsigned storm_mappings(const daemon_fixture *d);
+/* Wait until it has at most n of them. */
+bool storm_wait_mappings(const daemon_fixture *d, unsigned n);
 
 #endif

@@ -18,6 +18,7 @@ typedef struct store {
     region_seat *seat;
     uint32_t ns, n, first_depth;
     bool keep, settled, suspect;
+    bool refilled; /* it waits for no job of ours: what is in the slots is what the client put there */
     uint8_t *keys; /* [n][32] */
     store_item *items;
     uint32_t *of; /* [job.n_items] */
@@ -198,7 +199,7 @@ static kvs_status read_slots(store *x, const uint8_t *refs, kvs_err *err)
 
         it->slot = wire_at_u32(refs, 2 * (size_t)i);
         it->gen = wire_at_u32(refs, 2 * (size_t)i + 1);
-        s = region_may_store(x->seat, it->slot, it->gen);
+        s = region_may_store(x->seat, it->slot, it->gen, x->refilled);
         if (s != KVS_OK)
             return kvs_fail(err, s, "slot[%u]: %u (generation %u) of %u slots: %s", i, it->slot, it->gen,
                             x->seat->region->n_slots, kvs_status_text(s));
@@ -219,6 +220,7 @@ static kvs_status make_store(request *r, const wire_store_req *q, region_seat *s
     x->n = q->n;
     x->first_depth = q->first_depth;
     x->keep = (q->flags & WIRE_STORE_KEEP) != 0;
+    x->refilled = q->after_counter == WIRE_NONE32 || !(q->after_counter & WIRE_COUNTER_DAEMON);
     x->keys = request_alloc(r, (uint64_t)q->n + 1, WIRE_KEY_BYTES);
     x->items = request_alloc(r, (uint64_t)q->n + 1, sizeof(x->items[0]));
     x->of = request_alloc(r, (uint64_t)q->n + 1, sizeof(x->of[0]));
@@ -249,6 +251,8 @@ static kvs_status admit(store *x, const wire_store_req *q, kvs_err *err)
         it->host = host[i];
         it->copies = status[i] == KVS_OK;
         x->seat->region->use[it->slot].stores++;
+        if (x->refilled && !x->seat->region->use[it->slot].loading)
+            x->seat->region->use[it->slot].bad = false;
         if (!it->copies)
             continue;
         x->of[k] = i;

@@ -548,7 +548,7 @@ kvs_status region_may_load(const region_seat *s, uint32_t slot, uint32_t gen)
     return is_used(&s->region->use[slot]) ? KVS_E_BUSY : KVS_OK;
 }
 
-kvs_status region_may_store(const region_seat *s, uint32_t slot, uint32_t gen)
+kvs_status region_may_store(const region_seat *s, uint32_t slot, uint32_t gen, bool refilled)
 {
     kvs_status st = find_slot(s, slot, &gen);
 
@@ -557,7 +557,7 @@ kvs_status region_may_store(const region_seat *s, uint32_t slot, uint32_t gen)
     st = region_may_read(s, slot);
     if (st != KVS_OK)
         return st;
-    return s->region->use[slot].bad ? KVS_E_STATE : KVS_OK;
+    return s->region->use[slot].bad && !refilled ? KVS_E_STATE : KVS_OK;
 }
 
 kvs_status region_may_write(const region_seat *s, uint32_t slot)

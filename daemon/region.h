@@ -128,10 +128,11 @@ kvs_status region_drop(region_seat *s, uint32_t slot, uint32_t gen);
 kvs_status region_readopt(region_seat *s, const wire_region_entry *e);
 
 /* ---- may this seat use the slot?  OK, E_RANGE, E_STALE, E_STATE, E_BUSY ---- */
-kvs_status region_may_load(const region_seat *s, uint32_t slot, uint32_t gen);  /* private, nothing runs on it */
-kvs_status region_may_store(const region_seat *s, uint32_t slot, uint32_t gen); /* private or held; well defined */
-kvs_status region_may_write(const region_seat *s, uint32_t slot);               /* private, not being stored */
-kvs_status region_may_read(const region_seat *s, uint32_t slot);                /* private or held */
+kvs_status region_may_load(const region_seat *s, uint32_t slot, uint32_t gen); /* private, nothing runs on it */
+/* Private or held, and well defined; refilled: the client says that it filled the slot since a job failed to. */
+kvs_status region_may_store(const region_seat *s, uint32_t slot, uint32_t gen, bool refilled);
+kvs_status region_may_write(const region_seat *s, uint32_t slot); /* private, not being stored */
+kvs_status region_may_read(const region_seat *s, uint32_t slot);  /* private or held */
 
 /* First time that this slot is named since region_mark_begin? */
 void region_mark_begin(region *g);

@@ -173,7 +173,7 @@ bool daemon_start(daemon_fixture *d, const char *json)
     return daemon_wait_notified(d, "READY=1", START_MS);
 }
 
-static bool is_alive(const daemon_fixture *d)
+bool daemon_alive(const daemon_fixture *d)
 {
     siginfo_t info = {0};
 
@@ -195,7 +195,7 @@ bool daemon_wait_notified(const daemon_fixture *d, const char *word, int timeout
                 return true;
             continue;
         }
-        if (raw_now_ms() >= end || !is_alive(d))
+        if (raw_now_ms() >= end || !daemon_alive(d))
             return false;
         (void)poll(&p, 1, 20);
     }

@@ -38,6 +38,8 @@ bool daemon_wait_notified(const daemon_fixture *d, const char *word, int timeout
 int daemon_wait(daemon_fixture *d, int timeout_ms);
 int daemon_stop(daemon_fixture *d, int signum); /* kill and daemon_wait */
 
+bool daemon_alive(const daemon_fixture *d); /* started, and has not ended by itself */
+
 /* What it has logged since the first start. */
 unsigned daemon_log_count(const daemon_fixture *d, const char *text);
 bool daemon_wait_log(const daemon_fixture *d, const char *text, unsigned n, int timeout_ms);

@@ -413,8 +413,30 @@ Test(op_cache, a_slot_whose_load_failed_is_no_source_for_a_store)
     m = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 1, .slots = w.slots};
     cr_assert_eq(fx_load(&w.c, &m, &r), KVS_E_PARTIAL);
     m.first = 5;
+    m.after_counter = WIRE_COUNTER_DAEMON + 1; /* counter 0, of the daemon's half: the load's */
     cr_assert_eq(fx_store(&w.c, &m, NULL), KVS_E_STATE);
     cr_assert_eq(fx_lookup(&w.c, w.ns, 5, 1), 0);
+    stop(&w);
+}
+
+/* Symptom: after a load had failed, the engine computed the block itself, and its stores were refused from then on. */
+Test(op_cache, a_slot_whose_load_failed_is_a_source_again_when_its_client_has_filled_it)
+{
+    world w;
+    wire_load_result r;
+    fx_move m;
+
+    start(&w, 0, 4);
+    cr_assert_eq(store_keys(&w, 1, 1, 0, NULL), KVS_OK);
+    fault_device_plan(w.f.dev, &(fault_plan){FAULT_COPY, FAULT_FAIL, 1, 1, KVS_E_DEVICE, 0});
+    m = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 1, .slots = w.slots};
+    cr_assert_eq(fx_load(&w.c, &m, &r), KVS_E_PARTIAL);
+    fx_fill(&w.g, w.slots[0].slot, 5);
+    m.first = 5;
+    cr_assert_eq(fx_store(&w.c, &m, NULL), KVS_OK);
+    memset(w.g.base, 0, w.g.bytes);
+    cr_assert_eq(fx_load(&w.c, &m, &r), KVS_OK);
+    cr_assert(fx_holds(&w.g, w.slots[0].slot, 5));
     stop(&w);
 }
 

@@ -126,12 +126,13 @@ Test(region, a_suspect_slot_is_refused_until_it_rests)
     g->use[slot].loading = true;
     g->use[slot].suspect = true;
     cr_assert_eq(region_may_read(s, slot), KVS_E_BUSY);
-    cr_assert_eq(region_may_store(s, slot, g->slots[slot].gen), KVS_E_BUSY);
+    cr_assert_eq(region_may_store(s, slot, g->slots[slot].gen, false), KVS_E_BUSY);
     g->use[slot].loading = false;
     g->use[slot].bad = true;
     region_rest(g, slot);
     cr_assert_eq(region_may_read(s, slot), KVS_OK);
-    cr_assert_eq(region_may_store(s, slot, g->slots[slot].gen), KVS_E_STATE, "its bytes are undefined");
+    cr_assert_eq(region_may_store(s, slot, g->slots[slot].gen, false), KVS_E_STATE, "its bytes are undefined");
+    cr_assert_eq(region_may_store(s, slot, g->slots[slot].gen, true), KVS_OK, "the client filled it");
     region_leave(s);
     region_destroy(g);
 }

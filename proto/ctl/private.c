@@ -108,11 +108,10 @@ static bool is_ready(const private_daemon *d)
         return false;
     if (kvs_health(c, &h, 1000, NULL) == KVS_OK && h.state == KVS_HEALTH_OK &&
         kvs_report_alloc(c, &a, &text, &len, 1000, NULL) == KVS_OK && json_parse(text, len, &doc, NULL) == KVS_OK) {
-        const json_node *pool = json_member(json_root(doc), "pool_bytes");
-        const json_node *arena = pool != NULL ? json_member(pool, "arena") : NULL;
-        const json_node *max = pool != NULL ? json_member(pool, "max") : NULL;
+        const json_node *pool = json_member(json_root(doc), "pool");
+        const json_node *growing = pool != NULL ? json_member(pool, "growing") : NULL;
 
-        ready = arena != NULL && max != NULL && json_number(arena) >= json_number(max);
+        ready = growing != NULL && json_type_of(growing) == JSON_BOOL && !json_bool(growing);
     }
     json_destroy(doc);
     kvs_free(text);

@@ -30,7 +30,7 @@ CONFIG  := $(call objects,$(call sources,config))
 KERNELS := $(call objects,$(call sources,kernels))
 DAEMON  := $(call objects,$(filter-out daemon/main.c,$(call sources,daemon)))
 CLIENT  := $(call objects,$(call sources,proto/client))
-CTL     := $(call objects,$(call sources,proto/ctl))
+CTL     := $(call objects,$(filter-out proto/ctl/main.c,$(call sources,proto/ctl)))
 SUPPORT := $(call objects,$(call sources,tests/support))
 # Archives, so that a test links what it uses and no more.
 LIB_DAEMON := $(BUILD)/libdaemon.a $(BUILD)/libkernels.a $(BUILD)/libconfig.a $(BUILD)/libproto.a
@@ -59,6 +59,7 @@ $(BUILD)/libconfig.a: $(CONFIG)
 $(BUILD)/libkernels.a: $(KERNELS)
 $(BUILD)/libdaemon.a: $(DAEMON)
 $(BUILD)/libsupport.a: $(SUPPORT)
+$(BUILD)/libctl.a: $(CTL)
 $(BUILD)/lib%.a:
 	$(call say,AR)
 	$(Q)rm -f $@ && ar rcs $@ $^
@@ -72,7 +73,7 @@ $(BUILD)/libkvstride.a: $(CLIENT) $(PROTO)
 $(BUILD)/kvstrided: $(BUILD)/daemon/main.o $(LIB_DAEMON)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
-$(BUILD)/kvstridectl: $(CTL) $(LIB_CLIENT) $(BUILD)/libkernels.a $(BUILD)/libconfig.a $(BUILD)/libproto.a
+$(BUILD)/kvstridectl: $(BUILD)/proto/ctl/main.o $(BUILD)/libctl.a $(LIB_CLIENT) $(BUILD)/libkernels.a $(BUILD)/libconfig.a $(BUILD)/libproto.a
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcjson $(CLIENT_LIBS)
 $(BUILD)/$(SO): $(CLIENT) $(PROTO)
@@ -86,7 +87,7 @@ $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_C) -c -o $@ $<
 
-TEST_LIBS := $(BUILD)/libsupport.a $(LIB_CLIENT) $(LIB_DAEMON)
+TEST_LIBS := $(BUILD)/libsupport.a $(BUILD)/libctl.a $(LIB_CLIENT) $(LIB_DAEMON)
 $(BUILD)/tests/unit/%: $(BUILD)/tests/unit/%.o $(TEST_LIBS)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)

@@ -424,9 +424,7 @@ static void summary(const ctl *c, const board *b, const replay_result *r, double
         json_put_u64(w, "replay_mismatches", r->mismatches);
         json_put_double(w, "seconds", seconds);
         json_end(w);
-        if (json_text(w, NULL) != NULL)
-            (void)printf("%s\n", json_text(w, NULL));
-        json_writer_destroy(w);
+        (void)ctl_put(w, CTL_OK);
         return;
     }
     (void)printf("\n  prefix blocks found after kill -9     %u of %d\n", b->hits, BLOCKS);

@@ -414,3 +414,16 @@ Test(json, pretty_text_keeps_strings_and_parses_back)
     accept(out, len);
     free(out);
 }
+
+Test(json, a_writer_that_could_not_be_made_is_one_that_has_failed)
+{
+    json_begin_object(NULL, NULL);
+    json_put_u64(NULL, "n", 1);
+    json_put_string(NULL, "s", "x");
+    json_put_hex(NULL, "h", (const uint8_t *)"x", 1);
+    json_begin_array(NULL, "a");
+    json_end(NULL);
+    json_end(NULL);
+    cr_assert_null(json_text(NULL, NULL));
+    json_writer_destroy(NULL);
+}

@@ -155,15 +155,16 @@ install: all
 	install -m 644 proto/status.h proto/layout.h proto/PROTOCOL.md $(INC)/proto
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' proto/client/kvstride.pc.in > $(LIB)/pkgconfig/kvstride.pc
 	[ -e $(ETC)/kvstrided.json ] || install -m 644 config/kvstrided.json $(ETC)
-	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/kvstrided.service > $(UNITS)/kvstrided.service
-	install -m 644 systemd/kvstrided.sysusers $(LIB)/sysusers.d/kvstrided.conf
-	install -m 644 systemd/kvstrided.tmpfiles $(LIB)/tmpfiles.d/kvstrided.conf
+	sed 's|/usr/local/|$(PREFIX)/|' systemd/kvstrided.service > $(UNITS)/kvstrided.service
+	install -m 644 systemd/sysusers.d/kvstrided.conf $(LIB)/sysusers.d/kvstrided.conf
+	install -m 644 systemd/tmpfiles.d/kvstrided.conf $(LIB)/tmpfiles.d/kvstrided.conf
+	@echo "next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now kvstrided"
 uninstall:
 	rm -f $(BIN)/kvstrided $(BIN)/kvstridectl $(LIB)/$(SO) $(LIB)/libkvstride.so $(LIB)/libkvstride.a
 	rm -f $(LIB)/pkgconfig/kvstride.pc $(UNITS)/kvstrided.service $(LIB)/sysusers.d/kvstrided.conf
 	rm -f $(LIB)/tmpfiles.d/kvstrided.conf
 	rm -rf $(INC)
-	@echo "kept: $(ETC)"
+	@[ ! -e $(ETC) ] || echo "kept: $(ETC)"
 clean:
 	rm -rf build
 

@@ -11,8 +11,9 @@
  * latest state in place of earlier ones, until notify_retry gets it through. */
 
 #include <stdbool.h>
+#include <stdint.h>
 
-enum { NOTIFY_BYTES = 256, NOTIFY_RETRY_MS = 100 };
+enum { NOTIFY_BYTES = 512, NOTIFY_RETRY_MS = 100 };
 
 typedef struct notify {
     int fd;                  /* -1: nobody to tell */
@@ -27,6 +28,10 @@ void notify_stopping(notify *n, const char *status);
 /* Reload: carries the time by which the manager orders reloads; notify_ready ends it. */
 void notify_reloading(notify *n);
 void notify_status(notify *n, const char *status);
+/* A sign of life, for WatchdogSec=.  Not kept if the manager does not read: the next one is as good. */
+void notify_alive(notify *n);
+/* How often the manager wants signs of life, in microseconds; 0: not at all. */
+uint64_t notify_watchdog_us(void);
 
 /* True while something waits: call again in NOTIFY_RETRY_MS. */
 bool notify_retry(notify *n);

@@ -182,5 +182,5 @@ uninstall:
 clean:
 	rm -rf build
 
--include $(shell find build -name '*.d' 2>/dev/null)
+-include $(shell find build -path build/systemd -prune -o -name '*.d' -type f -print 2>/dev/null)
 .PHONY: all programs deps demo run test test-programs test-race test-systemd check fuzz bench bundle install uninstall clean

@@ -20,6 +20,8 @@ static bool afterwards(daemon_fixture *d, unsigned fds, unsigned mappings, char 
         (void)snprintf(why, cap, "%u descriptors are left where %u were", daemon_fds(d), fds);
     else if (!storm_wait_mappings(d, mappings))
         (void)snprintf(why, cap, "%u mappings are left where %u were", storm_mappings(d), mappings);
+    else if (daemon_log_count(d, "Sanitizer") != 0)
+        (void)snprintf(why, cap, "a sanitizer has something to say about the daemon");
     else if (daemon_stop(d, SIGTERM) != 0)
         (void)snprintf(why, cap, "the daemon did not end well");
     else

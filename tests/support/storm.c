@@ -909,7 +909,10 @@ static void blow(crew *c)
     const storm_plan *p = c->plan;
     uint64_t seen = 0, since = raw_now_ms(), daemon_kills = 0, ops;
 
-    while ((ops = atomic_load(&c->board->ops)) < p->ops && !atomic_load(&c->board->failed)) {
+    while (!atomic_load(&c->board->failed)) {
+        ops = atomic_load(&c->board->ops);
+        if (ops >= p->ops && c->kills >= p->kills && daemon_kills >= p->daemon_kills)
+            return;
         if (ops != seen)
             since = raw_now_ms();
         seen = ops;

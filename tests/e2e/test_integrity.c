@@ -425,8 +425,10 @@ Test(integrity, memory_stays_while_blocks_come_and_go)
         if (done >= mark && early == 0)
             early = daemon_private_kib(&d);
     }
+#ifndef __SANITIZE_ADDRESS__ /* which keeps freed memory */
     cr_assert_leq(daemon_private_kib(&d), early + early / 50 + 64, "%llu KiB, then %llu", (unsigned long long)early,
                   (unsigned long long)daemon_private_kib(&d));
+#endif
     for (int round = 0; round < 3; round++)
         for (uint64_t k = 0; k < SET; k++) {
             if (round == 0)
@@ -459,12 +461,12 @@ Test(integrity, requests_of_the_largest_size_hold_up_nobody)
     engine_open(&e, &n, 2, 1);
     engine_open(&other, &n, 2, 1);
     kvs_server_get(e.c, &server);
-    uint8_t *keys = malloc((size_t)server.max_keys * KVS_KEY_BYTES);
-    kvs_slot *slots = malloc(server.max_keys * sizeof *slots);
-    kvs_status *results = malloc(server.max_keys * sizeof *results);
-    kvs_load_result *loaded = malloc(server.max_keys * sizeof *loaded);
+    uint8_t *keys = malloc(((size_t)server.max_keys + 1) * KVS_KEY_BYTES);
+    kvs_slot *slots = malloc((server.max_keys + 1) * sizeof *slots);
+    kvs_status *results = malloc((server.max_keys + 1) * sizeof *results);
+    kvs_load_result *loaded = malloc((server.max_keys + 1) * sizeof *loaded);
     cr_assert(keys && slots && results && loaded);
-    for (uint32_t i = 0; i < server.max_keys; i++) {
+    for (uint32_t i = 0; i <= server.max_keys; i++) {
         key_put(keys + (size_t)i * KVS_KEY_BYTES, i);
         slots[i] = e.slots[0];
     }

@@ -61,7 +61,8 @@ static void survive(const char *config, const storm_plan *p, uint32_t n_slots)
 /* Symptom: after clients had been killed, slots, leases and memory were missing, and an empty pool had no free block. */
 Test(integrity, killed_and_hostile_engines_leave_nothing_behind)
 {
-    storm_plan p = {.seed = 1, .ops = 8000, .engines = 8, .layouts = 3, .chains = 12, .kills = 40, .hostile = true};
+    storm_plan p = {
+        .seed = 1, .ops = 8000, .engines = 8, .layouts = 3, .chains = 12, .kills = 40, .pauses = 20, .hostile = true};
 
     survive("{\"pool\": {\"max_bytes\": \"1MiB\", \"extent_bytes\": \"128KiB\"}}", &p,
             6 * (uint32_t)(131072 / storm_slot_bytes(2)));

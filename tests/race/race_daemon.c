@@ -1,6 +1,6 @@
 /* The real daemon and libkvstride under ThreadSanitizer, in a storm of engines that are killed, stopped and hostile.
  *
- * race_daemon [OPS [KILLS [SEED [DAEMON_KILLS]]]]: longer storms by hand. */
+ * race_daemon [OPS [KILLS [SEED [DAEMON_KILLS [PAUSES]]]]]: longer storms by hand. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +35,7 @@ int main(int argc, char **argv)
                     .kills = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 0) : 15,
                     .seed = argc > 3 ? strtoull(argv[3], NULL, 0) : 1,
                     .daemon_kills = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 0) : 0,
+                    .pauses = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 0) : 5,
                     .engines = 8,
                     .layouts = 3,
                     .chains = 12,

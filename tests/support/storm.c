@@ -36,6 +36,9 @@ typedef struct board { /* shared by all processes */
     atomic_ullong ops, loads, stores;
     atomic_bool stop, failed;
     char why[512];
+    /* Tokens of somebody's regions, for others to sit down in.  Written without order: half of one and half of another
+     * is the token of none. */
+    _Atomic uint64_t token[STORM_MAX_LAYOUTS][2];
 } board;
 
 typedef struct yard { /* an engine's things in one layout */
@@ -220,6 +223,12 @@ static kvs_status yard_open(engine *e, uint32_t layout)
         return s;
     y->base = base;
     kvs_region_get(y->g, &info);
+    for (int i = 0; i < 2 && !e->hostile; i++) {
+        uint64_t half;
+
+        memcpy(&half, info.token + 8 * i, 8);
+        atomic_store(&e->board->token[layout][i], half);
+    }
     y->stride = info.slot_stride;
     y->slot_bytes = storm_slot_bytes(layout);
     return KVS_OK;
@@ -710,11 +719,69 @@ static void do_import(engine *e)
     if (answered(e, kvs_region_import(y->ns, &in, &mine, 0, &e->err), "import")) {
         kvs_store_args a = store_args(&p, y, mine, slots, results);
 
+        if (e->hostile)
+            (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, BYTES);
+        if (e->hostile && ftruncate(fd, 0) == 0)
+            fail(e, "an import could be cut");
         if (answered(e, kvs_store(&a, some_timeout(e), &e->err), "store of an import"))
             check_stored(e, &p, results);
         (void)answered(e, kvs_region_close(mine, 0, &e->err), "close of an import");
     }
     (void)close(fd);
+}
+
+/* Blocks in a region that several engines share: held for a while, and compared again before they are given up. */
+static void use_shared(engine *e, const pick *p, const yard *there)
+{
+    kvs_load_result results[OWN];
+    kvs_load_args a = load_args(p, there, results);
+    kvs_status dropped[OWN];
+    kvs_slot held[OWN];
+    uint32_t n = 0;
+
+    a.slots = NULL;
+    if (!answered(e, kvs_load(&a, 0, &e->err), "load into a shared region"))
+        return;
+    for (int pass = 0; pass < 2 && !e->lost && !e->failed; pass++) {
+        for (uint32_t i = 0; i < p->n; i++)
+            if (results[i].status == KVS_OK)
+                compare(e, p, i, at(there, results[i].slot), pass == 0 ? "shared" : "shared, a while later");
+        if (pass == 0)
+            do_load(e);
+    }
+    for (uint32_t i = 0; i < p->n; i++)
+        if (results[i].status == KVS_OK)
+            held[n++] = results[i].slot;
+    if (n > 0 && rnd_below(&e->r, 2) == 0 && !e->lost && !e->failed)
+        (void)answered(e, kvs_slot_drop(there->g, held, n, NULL, dropped, 0, &e->err), "slot_drop in a shared region");
+}
+
+static void do_attach(engine *e)
+{
+    uint8_t token[16];
+    uint64_t bytes;
+    void *base;
+    pick p;
+    yard there = *pick_keys(e, &p);
+    kvs_status s;
+
+    for (int i = 0; i < 2; i++) {
+        uint64_t half = atomic_load(&e->board->token[p.layout][i]);
+
+        memcpy(token + 8 * i, &half, 8);
+    }
+    s = kvs_region_attach(e->c, there.ns, token, &there.g, 0, &e->err);
+    if (ONE_OF(s, KVS_E_NOT_FOUND, KVS_E_EXISTS, KVS_E_INVALID)) /* its maker is gone; it is ours; hostile ones' */
+        return;
+    if (!answered(e, s, "attach"))
+        return;
+    s = kvs_region_map(there.g, &base, &bytes, &e->err);
+    there.base = base;
+    if (s == KVS_OK)
+        use_shared(e, &p, &there);
+    else if (e->plan->daemon_kills == 0)
+        fail(e, "map of a shared region: %s", e->err.msg);
+    (void)answered(e, kvs_region_close(there.g, 0, &e->err), "close of a shared region");
 }
 
 static void do_rebuild(engine *e)
@@ -791,9 +858,9 @@ static void do_harm(engine *e)
 }
 
 static void (*const DEEDS[])(engine *e) = {
-    do_store,  do_store,    do_store,    do_store,     do_load,    do_load,   do_load,
-    do_load,   do_load_any, do_load_any, do_lookup,    do_lease,   do_lease,  do_cancel,
-    do_cancel, do_pipeline, do_pipeline, do_residency, do_compute, do_import, do_residency,
+    do_store,    do_store,     do_store,   do_store,  do_load,      do_load,   do_load,   do_load,
+    do_load_any, do_load_any,  do_lookup,  do_lease,  do_lease,     do_cancel, do_cancel, do_pipeline,
+    do_pipeline, do_residency, do_compute, do_import, do_residency, do_attach, do_attach,
 };
 
 static void live(engine *e)
@@ -904,10 +971,17 @@ static void strike_daemon(crew *c)
         complain(c, "the daemon does not start again");
 }
 
+static void pause_daemon(crew *c)
+{
+    (void)kill(c->d->pid, SIGSTOP);
+    (void)nanosleep(&(struct timespec){.tv_nsec = (long)(1 + rnd_below(&c->r, 8)) * 1000000}, NULL);
+    (void)kill(c->d->pid, SIGCONT);
+}
+
 static void blow(crew *c)
 {
     const storm_plan *p = c->plan;
-    uint64_t seen = 0, since = raw_now_ms(), daemon_kills = 0, ops;
+    uint64_t seen = 0, since = raw_now_ms(), daemon_kills = 0, pauses = 0, ops;
 
     while (!atomic_load(&c->board->failed)) {
         ops = atomic_load(&c->board->ops);
@@ -923,6 +997,9 @@ static void blow(crew *c)
         else if (daemon_kills < p->daemon_kills && ops * (p->daemon_kills + 1) > (daemon_kills + 1) * p->ops) {
             strike_daemon(c);
             daemon_kills++;
+        } else if (pauses < p->pauses && ops * (p->pauses + 1) > (pauses + 1) * p->ops) {
+            pause_daemon(c);
+            pauses++;
         } else if (c->kills < p->kills && ops * (p->kills + 1) > (c->kills + 1) * p->ops) {
             strike(c);
         } else {

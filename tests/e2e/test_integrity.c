@@ -1,6 +1,9 @@
 /* Bytes and lifetimes under attack: the real daemon, libkvstride, engines that are killed, and many layouts. */
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -439,6 +442,121 @@ Test(integrity, memory_stays_while_blocks_come_and_go)
         }
     cr_assert_eq(storm_number(&d, KVS_SECTION_SUMMARY, "directory.ready"), POOL);
     cr_assert_eq(storm_number(&d, KVS_SECTION_FSCK, "ok"), 1);
+    kvs_close(e.c);
+}
+
+/* ---- resets ---- */
+
+enum { READERS = 3, VERSIONS = 400 };
+
+typedef struct reset_race {
+    _Atomic uint64_t version; /* no block of an earlier one may be loaded any more */
+    _Atomic bool over;
+    kvs_namespace *n;
+    uint8_t token[16];
+    unsigned loaded[READERS], stale[READERS], torn[READERS], failed[READERS];
+} reset_race;
+
+typedef struct reader {
+    reset_race *race;
+    unsigned i;
+} reader;
+
+/* All words of a block are its version. */
+static void judge(const reader *r, const uint8_t *p, uint64_t bytes, uint64_t least)
+{
+    uint64_t first;
+
+    memcpy(&first, p, 8);
+    r->race->loaded[r->i]++;
+    r->race->stale[r->i] += first < least;
+    r->race->torn[r->i] += memcmp(p, p + 8, bytes - 8) != 0;
+}
+
+static void *read_on(void *ud)
+{
+    const reader *r = ud;
+    engine e = {0};
+    kvs_options o = KVS_OPTIONS_INIT;
+    uint8_t one[KVS_KEY_BYTES];
+    kvs_ns_info info;
+    uint64_t bytes;
+    void *base;
+
+    o.path = d.socket;
+    key_put(one, 1);
+    /* Two read where the writer keeps its blocks, one in a region of its own. */
+    if (kvs_connect(&e.c, &o, NULL) != KVS_OK || kvs_open(e.c, r->race->n, &e.ns, 0, NULL) != KVS_OK ||
+        (r->i > 0 ? kvs_region_attach(e.c, e.ns, r->race->token, &e.g, 0, NULL)
+                  : kvs_region_create(e.ns, 0, 4, &e.g, 0, NULL)) != KVS_OK ||
+        kvs_region_map(e.g, &base, &bytes, NULL) != KVS_OK) {
+        r->race->failed[r->i]++;
+        return NULL;
+    }
+    kvs_ns_get(e.ns, &info);
+    while (!r->race->over) {
+        kvs_load_result result;
+        kvs_load_args a = {.ns = e.ns, .region = e.g, .n = 1, .keys = one, .results = &result};
+        uint64_t least = r->race->version;
+
+        if (kvs_load(&a, 0, NULL) != KVS_OK)
+            continue;
+        judge(r, (uint8_t *)base + result.slot.slot * info.slot_bytes, info.slot_bytes, least);
+        r->race->failed[r->i] += kvs_slot_drop(e.g, &result.slot, 1, NULL, NULL, 0, NULL) != KVS_OK;
+    }
+    kvs_close(e.c);
+    return NULL;
+}
+
+static void write_versions(engine *e, reset_race *race)
+{
+    uint8_t one[KVS_KEY_BYTES];
+    kvs_status result;
+    kvs_store_args a = {.ns = e->ns, .region = e->g, .n = 1, .keys = one, .slots = e->slots, .results = &result};
+
+    key_put(one, 1);
+    for (uint64_t v = 1; v <= VERSIONS; v++) {
+        OK(kvs_reset(e->c, e->ns, 0, NULL, 0, &err));
+        race->version = v;
+        for (uint64_t i = 0; i < e->slot_bytes / 8; i++)
+            memcpy(block(e, 0) + 8 * i, &v, 8);
+        a.flags = v % 2 ? KVS_STORE_KEEP : 0;
+        OK(kvs_store(&a, 0, &err));
+        OK(kvs_slot_drop(e->g, e->slots, 1, NULL, NULL, 0, &err));
+        OK(kvs_slot_take(e->g, 1, e->slots, 0, &err));
+    }
+}
+
+/* Case 039.  Symptom: after a weight update the reset was answered, and old blocks were loaded still. */
+Test(integrity, no_load_after_a_reset_brings_a_block_of_before)
+{
+    kvs_plane p;
+    kvs_namespace n = plain(&p, 16, 2048);
+    reset_race race = {.n = &n};
+    kvs_region_info info;
+    pthread_t t[READERS];
+    reader r[READERS];
+    engine e = {0};
+    unsigned loaded = 0;
+
+    cr_assert(daemon_start(&d, NULL));
+    engine_open(&e, &n, 8, 1);
+    kvs_region_get(e.g, &info);
+    memcpy(race.token, info.token, sizeof race.token);
+    for (unsigned i = 0; i < READERS; i++) {
+        r[i] = (reader){&race, i};
+        cr_assert_eq(pthread_create(&t[i], NULL, read_on, &r[i]), 0);
+    }
+    write_versions(&e, &race);
+    race.over = true;
+    for (unsigned i = 0; i < READERS; i++) {
+        (void)pthread_join(t[i], NULL);
+        cr_assert_eq(race.failed[i], 0, "reader %u", i);
+        cr_assert_eq(race.stale[i], 0, "reader %u had %u old blocks of %u", i, race.stale[i], race.loaded[i]);
+        cr_assert_eq(race.torn[i], 0, "reader %u had %u mixed blocks of %u", i, race.torn[i], race.loaded[i]);
+        loaded += race.loaded[i];
+    }
+    cr_assert_gt(loaded, 50);
     kvs_close(e.c);
 }
 

@@ -20,8 +20,7 @@ typedef struct decoder_call {
         kvs_mla_write_args write;
         kvs_mla_decode_args decode;
     } args;
-    kvs_status
-        status; /* out; E_RANGE: it ran and result.bad entries were skipped.  First failure's text: job.err */
+    kvs_status status; /* out; E_RANGE: it ran and result.bad entries were skipped.  First failure's text: job.err */
     kvs_mla_decode_result result; /* out; write: only `bad` */
 } decoder_call;
 
@@ -33,6 +32,7 @@ typedef struct decoder_job {
 
 typedef struct decoder_stats {
     uint64_t jobs, calls, busy_us, failed, queued;
+    uint64_t oldest_us; /* how long the job that runs now has been running; 0: none runs */
 } decoder_stats;
 
 kvs_status decoder_create(decoder **ret, device *dev, work_sink sink, kvs_err *err);

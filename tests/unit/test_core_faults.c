@@ -323,3 +323,51 @@ Test(core_faults, the_reply_names_exactly_the_blocks_whose_copies_failed)
     leave(u);
     fx_close(&w.f);
 }
+
+/* Symptom: a completion was lost, its block was held for ever, and nobody could see why. */
+Test(core_faults, a_lost_completion_is_seen_publishes_nothing_and_holds_up_no_load)
+{
+    world w = {0};
+    user *u = &w.u[0];
+    wire_slot_ref slots[4];
+    wire_load_result r;
+    fx_move m;
+    fx_answer a;
+    uint64_t id;
+
+    fx_config(&w.f);
+    fx_open(&w.f);
+    fx_admin_open(&w.admin, &w.f);
+    fx_client_open(&u->c, &w.f);
+    w.ns = fx_ns(&u->c, "m");
+    u->g = fx_slots(&u->c, w.ns, 4);
+    fx_take(&u->c, &u->g, 4, slots);
+    m = (fx_move){.ns = w.ns, .region = u->g.id, .n = 1, .first = 1, .slots = slots};
+    for (; m.first <= 10; m.first++) {
+        fx_fill(&u->g, slots[0].slot, m.first);
+        cr_assert_eq(fx_store(&u->c, &m, NULL), KVS_OK);
+    }
+    m.slots = slots + 1;
+    fault_device_plan(w.f.dev, &(fault_plan){FAULT_WAIT, FAULT_SWALLOW, 1, 1, KVS_E_DEVICE, 0});
+    id = fx_send_deadline(&u->c, WIRE_STORE, 1000000, fx_store_body(&m));
+    fault_device_await_held(w.f.dev, 1);
+    cr_assert_gt(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "store.oldest_us"), 0);
+    m.slots = slots;
+    for (m.first = 1; m.first <= 10; m.first++) {
+        cr_assert_eq(fx_load(&u->c, &m, &r), KVS_OK);
+        cr_assert(fx_holds(&u->g, slots[0].slot, m.first));
+    }
+    fx_advance(&w.f, 1000001);
+    a = fx_wait(&u->c, id);
+    cr_assert_eq(a.status, KVS_E_DEADLINE);
+    fx_done(&a);
+    cr_assert_eq(fx_lookup(&u->c, w.ns, 11, 1), 0);
+    cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "pool.quarantined_bytes"), FX_SLOT);
+    cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_FSCK, "ok"), 1);
+    take_back(&w, u, id);
+    cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "pool.quarantined_bytes"), 0);
+    cr_assert_eq(fx_lookup(&u->c, w.ns, 11, 1), 0);
+    leave(u);
+    fx_gone(&w.admin);
+    fx_close(&w.f);
+}

@@ -146,10 +146,17 @@ static void fail(engine *e, const char *format, ...)
     va_end(ap);
 }
 
+/* E_STATE is the answer of a daemon that is shutting down. */
+static bool is_away(const engine *e, kvs_status s)
+{
+    return s == KVS_E_AWAY || s == KVS_E_STALE ||
+           (s == KVS_E_STATE && e->plan->daemon_kills > 0 && strstr(e->err.msg, "shutting down") != NULL);
+}
+
 /* True: the reply has results.  Everything that a random life may meet is taken as it is, anything else is a fault. */
 static bool answered(engine *e, kvs_status s, const char *what)
 {
-    switch (s) {
+    switch (is_away(e, s) ? KVS_E_AWAY : s) {
     case KVS_OK:
     case KVS_E_PARTIAL:
         return true;
@@ -162,7 +169,6 @@ static bool answered(engine *e, kvs_status s, const char *what)
     case KVS_E_CANCELLED:
         return false;
     case KVS_E_AWAY:
-    case KVS_E_STALE:
         e->lost = true;
         if (e->plan->daemon_kills == 0)
             fail(e, "%s: %s %s", what, kvs_status_name(s), e->err.msg);
@@ -277,7 +283,7 @@ static bool engine_open(engine *e)
     e->generation = s == KVS_OK ? kvs_generation(e->c) : 0;
     if (s == KVS_OK)
         s = settle_down(e);
-    e->lost = s == KVS_E_AWAY || s == KVS_E_STALE;
+    e->lost = s != KVS_OK && is_away(e, s);
     if (s != KVS_OK && !(e->lost && e->plan->daemon_kills > 0))
         fail(e, "open: %s %s", kvs_status_name(s), e->err.msg);
     return !e->failed;
@@ -289,7 +295,7 @@ static void come_back(engine *e)
     kvs_region_info info;
     kvs_status s;
 
-    for (int tries = 0; tries < 200 && e->lost && !e->failed && !atomic_load(&e->board->stop); tries++) {
+    for (int tries = 0; tries < 5000 && e->lost && !e->failed && !atomic_load(&e->board->stop); tries++) {
         s = kvs_wait_up(e->c, 0, HUNG_MS / 2, &e->err);
         if (s != KVS_OK) {
             fail(e, "the daemon is not found again: %s %s", kvs_status_name(s), e->err.msg);
@@ -315,8 +321,11 @@ static void come_back(engine *e)
             }
         }
         s = settle_down(e);
-        if (s == KVS_E_AWAY || s == KVS_E_STALE)
-            e->lost = true;
+        e->lost = s != KVS_OK && is_away(e, s);
+        if (s == KVS_E_STATE && e->lost)
+            (void)nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL); /* it ends soon */
+        else if (e->lost)
+            continue;
         else if (s != KVS_OK)
             fail(e, "the daemon is back, but: %s %s", kvs_status_name(s), e->err.msg);
     }
@@ -961,12 +970,14 @@ static void strike(crew *c)
     hire(c, i);
 }
 
+/* Killed, or asked to end while everybody works. */
 static void strike_daemon(crew *c)
 {
-    int status = daemon_stop(c->d, SIGKILL);
+    bool kindly = rnd_below(&c->r, 2) == 0;
+    int status = daemon_stop(c->d, kindly ? SIGTERM : SIGKILL);
 
-    if (status != 128 + SIGKILL)
-        complain(c, "the daemon had ended by itself, with status %d", status);
+    if (status != (kindly ? 0 : 128 + SIGKILL))
+        complain(c, "the daemon ended with status %d after a %s", status, kindly ? "SIGTERM" : "SIGKILL");
     if (!daemon_start(c->d, NULL))
         complain(c, "the daemon does not start again");
 }

@@ -319,6 +319,70 @@ Test(integrity, every_number_of_tokens_a_block_is_a_layout_of_its_own)
     }
 }
 
+/* Symptom: a region was closed while a request of an earlier step still used it; the handle was gone, and the daemon kept
+ * the memory for as long as the engine lived. */
+Test(integrity, a_region_that_a_request_still_uses_is_closed_at_the_second_try)
+{
+    engine e = {0};
+    kvs_plane p;
+    kvs_namespace n = plain(&p, 16, 256);
+    kvs_status result;
+    kvs_mark never = {3, 0, 1};
+    kvs_request *r;
+
+    cr_assert(daemon_start(&d, NULL));
+    engine_open(&e, &n, 2, 1);
+    uint8_t *one = key(1);
+    kvs_store_args a = {
+        .ns = e.ns, .region = e.g, .n = 1, .keys = one, .slots = e.slots, .after = &never, .results = &result};
+    OK(kvs_submit_store(&a, &r, 0, &err));
+    IS(KVS_E_BUSY, kvs_region_close(e.g, 0, &err));
+    memset(block(&e, 0), 1, e.slot_bytes); /* still mapped */
+    OK(kvs_cancel(r, NULL, 0, &err));
+    IS(KVS_E_CANCELLED, kvs_request_end(r, &err));
+    OK(kvs_region_close(e.g, 0, &err));
+    cr_assert_eq(storm_number(&d, KVS_SECTION_SUMMARY, "regions"), 0);
+    cr_assert_eq(storm_number(&d, KVS_SECTION_SUMMARY, "region_bytes"), 0);
+    kvs_close(e.c);
+}
+
+/* Symptom: a deadline cut a large block in two, and its first half was found under its key. */
+Test(integrity, blocks_that_a_deadline_cuts_are_never_found)
+{
+    engine e = {0};
+    kvs_plane p;
+    kvs_namespace n = plain(&p, 1024, 48 * 1024);
+    uint32_t late = 0;
+
+    cr_assert(daemon_start(&d, "{\"pool\": {\"max_bytes\": \"128MiB\", \"extent_bytes\": \"64MiB\"}}"));
+    engine_open(&e, &n, 1, 1);
+    for (uint64_t k = 1; k <= 20; k++) {
+        kvs_status result;
+        kvs_load_result loaded;
+        uint8_t one[KVS_KEY_BYTES];
+        kvs_store_args s = {.ns = e.ns, .region = e.g, .n = 1, .keys = one, .slots = e.slots, .results = &result};
+        kvs_load_args l = {.ns = e.ns, .region = e.g, .n = 1, .keys = one, .slots = e.slots, .results = &loaded};
+        kvs_status got;
+
+        key_put(one, k);
+        memset(block(&e, 0), (int)k, e.slot_bytes);
+        got = kvs_store(&s, 1 + (uint32_t)k % 8, &err);
+        late += got == KVS_E_DEADLINE;
+        OK(kvs_settle(e.c, 0, &err));
+        if (!has(&e, k))
+            continue;
+        memset(block(&e, 0), 0, e.slot_bytes);
+        OK(kvs_load(&l, 0, &err));
+        cr_assert_eq(block(&e, 0)[0], k);
+        cr_assert_eq(memcmp(block(&e, 0), block(&e, 0) + 1, e.slot_bytes - 1), 0);
+    }
+    cr_assert_gt(late, 0);
+    cr_assert_eq(storm_number(&d, KVS_SECTION_SUMMARY, "pool.quarantined_bytes"), 0);
+    cr_assert_eq(storm_number(&d, KVS_SECTION_SUMMARY, "pool.writing_bytes"), 0);
+    cr_assert_eq(storm_number(&d, KVS_SECTION_FSCK, "ok"), 1);
+    kvs_close(e.c);
+}
+
 /* ---- pressure ---- */
 
 /* Case 013.  Symptom: everything was pinned, and the allocator tried for ever. */

@@ -1,6 +1,6 @@
 /* The real daemon and libkvstride under ThreadSanitizer, in a storm of engines that are killed, stopped and hostile.
  *
- * race_daemon [OPS [KILLS [SEED [DAEMON_KILLS [PAUSES]]]]]: longer storms by hand. */
+ * race_daemon [OPS [KILLS [SEED [DAEMON_KILLS [PAUSES [THREADS]]]]]]: longer storms by hand. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,8 @@ int main(int argc, char **argv)
                     .seed = argc > 3 ? strtoull(argv[3], NULL, 0) : 1,
                     .daemon_kills = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 0) : 0,
                     .pauses = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 0) : 5,
-                    .engines = 8,
+                    .threads = argc > 6 ? (uint32_t)strtoul(argv[6], NULL, 0) : 2,
+                    .engines = 6,
                     .layouts = 3,
                     .chains = 12,
                     .hostile = true};

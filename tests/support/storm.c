@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -27,6 +28,7 @@ enum {
     ROW = 1152,
     PAGE = TOKENS * ROW,
     MAX_ENGINES = 32,
+    MAX_THREADS = 8,
     HUNG_MS = 60000,
     SCRATCH = 1 << 16,
     EMPTY = 0x99,
@@ -47,6 +49,7 @@ typedef struct yard { /* an engine's things in one layout */
     uint8_t *base;
     uint64_t slot_bytes, stride;
     kvs_slot own[OWN];
+    bool bare; /* it may have lost its slots: to be made anew */
 } yard;
 
 typedef struct engine {
@@ -237,6 +240,7 @@ static kvs_status yard_open(engine *e, uint32_t layout)
     }
     y->stride = info.slot_stride;
     y->slot_bytes = storm_slot_bytes(layout);
+    y->bare = false;
     return KVS_OK;
 }
 
@@ -267,17 +271,23 @@ static kvs_status settle_down(engine *e)
     return s;
 }
 
-static bool engine_open(engine *e)
+static kvs_status connect_engine(engine *e)
 {
     kvs_options o = KVS_OPTIONS_INIT;
-    kvs_status s;
 
     o.path = e->socket;
     o.name = e->hostile ? "hostile" : "engine";
     o.backoff_min_ms = 2;
     o.backoff_max_ms = 20;
     o.flags = KVS_CONNECT_LAZY;
-    s = kvs_connect(&e->c, &o, &e->err);
+    return kvs_connect(&e->c, &o, &e->err);
+}
+
+/* A handle of its own, unless it works on another one's. */
+static bool engine_open(engine *e)
+{
+    kvs_status s = e->c ? KVS_OK : connect_engine(e);
+
     if (s == KVS_OK)
         s = kvs_wait_up(e->c, 0, HUNG_MS / 2, &e->err);
     e->generation = s == KVS_OK ? kvs_generation(e->c) : 0;
@@ -310,7 +320,7 @@ static void come_back(engine *e)
             if (!e->yards[i].g)
                 continue;
             kvs_region_get(e->yards[i].g, &info);
-            if (info.state != KVS_OK)
+            if (info.state != KVS_OK || e->yards[i].bare)
                 yard_close(e, i);
         }
         if (e->scratch) {
@@ -397,6 +407,7 @@ static void reseat(engine *e, yard *y)
     kvs_status results[OWN];
     kvs_status s = kvs_slot_drop(y->g, y->own, OWN, NULL, results, 0, &e->err);
 
+    y->bare = true;
     if (!answered(e, s, "slot_drop"))
         return;
     for (uint32_t i = 0; i < OWN; i++)
@@ -404,10 +415,7 @@ static void reseat(engine *e, yard *y)
     if (e->failed || e->lost)
         return;
     s = kvs_slot_take(y->g, OWN, y->own, 0, &e->err);
-    if (s == KVS_OK)
-        return;
-    (void)answered(e, s, "slot_take");
-    e->lost = e->plan->daemon_kills > 0;
+    y->bare = !answered(e, s, "slot_take");
 }
 
 static void do_store(engine *e)
@@ -887,7 +895,37 @@ static void live(engine *e)
             DEEDS[rnd_below(&e->r, sizeof DEEDS / sizeof DEEDS[0])](e);
         atomic_fetch_add(&e->board->ops, 1);
     }
-    kvs_close(e->c);
+}
+
+static void *live_thread(void *ud)
+{
+    live(ud);
+    return NULL;
+}
+
+/* One process: engines on threads, all on the first one's handle. */
+static bool live_together(engine *e, uint32_t n)
+{
+    pthread_t t[MAX_THREADS];
+    bool failed = false;
+
+    if (connect_engine(&e[0]) != KVS_OK) {
+        fail(&e[0], "connect: %s", e[0].err.msg);
+        return false;
+    }
+    for (uint32_t i = 1; i < n; i++) {
+        e[i] = e[0];
+        e[i].r.state = mix(e[0].r.state + i);
+        if (pthread_create(&t[i], NULL, live_thread, &e[i]) != 0)
+            abort();
+    }
+    live(&e[0]);
+    for (uint32_t i = 1; i < n; i++)
+        (void)pthread_join(t[i], NULL);
+    for (uint32_t i = 0; i < n; i++)
+        failed |= e[i].failed;
+    kvs_close(e[0].c);
+    return !failed;
 }
 
 /* ---- the weather ---- */
@@ -909,16 +947,15 @@ static void hire(crew *c, uint32_t i)
     c->stopped[i] = false;
     c->pid[i] = fork();
     if (c->pid[i] == 0) {
-        static engine e;
+        static engine e[MAX_THREADS];
 
-        e = (engine){.plan = c->plan,
-                     .board = c->board,
-                     .socket = c->d->socket,
-                     .r = {mix(c->plan->seed * 1000003 + n)},
-                     .hostile = c->plan->hostile && i % 2 == 1,
-                     .n_layouts = c->plan->layouts};
-        live(&e);
-        _exit(e.failed ? 1 : 0);
+        e[0] = (engine){.plan = c->plan,
+                        .board = c->board,
+                        .socket = c->d->socket,
+                        .r = {mix(c->plan->seed * 1000003 + n)},
+                        .hostile = c->plan->hostile && i % 2 == 1,
+                        .n_layouts = c->plan->layouts};
+        _exit(live_together(e, c->plan->threads) ? 0 : 1);
     }
 }
 
@@ -1021,10 +1058,14 @@ static void blow(crew *c)
 
 bool storm_run(daemon_fixture *d, const storm_plan *p, storm_result *ret)
 {
-    crew c = {.plan = p, .d = d, .r = {mix(p->seed)}};
+    storm_plan plan = *p;
+    crew c = {.plan = &plan, .d = d, .r = {mix(p->seed)}};
+
+    plan.threads = p->threads > 0 ? p->threads : 1;
 
     c.board = mmap(NULL, sizeof *c.board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (c.board == MAP_FAILED || p->engines > MAX_ENGINES || p->layouts > STORM_MAX_LAYOUTS) {
+    if (c.board == MAP_FAILED || p->engines > MAX_ENGINES || p->threads > MAX_THREADS ||
+        p->layouts > STORM_MAX_LAYOUTS) {
         (void)snprintf(ret->why, sizeof ret->why, "the storm cannot begin");
         return false;
     }

@@ -18,6 +18,7 @@ enum { STORM_MAX_LAYOUTS = 4 };
 typedef struct storm_plan {
     uint64_t seed, ops;    /* ops: of all engines together */
     uint32_t engines;      /* at a time */
+    uint32_t threads;      /* of an engine, on one handle; 0: one */
     uint32_t layouts;      /* 1..STORM_MAX_LAYOUTS, of different slot sizes */
     uint32_t chains;       /* of 8 keys each, in every layout */
     uint32_t kills;        /* engines that end by SIGKILL, a third of them after a while of SIGSTOP */

@@ -244,12 +244,26 @@ static kvs_status yard_open(engine *e, uint32_t layout)
     return KVS_OK;
 }
 
+/* A request that is over may be on its way back still: then once more. */
+static void close_region(engine *e, kvs_region *g, const char *what)
+{
+    uint64_t end = raw_now_ms() + HUNG_MS / 4;
+    kvs_status s;
+
+    while ((s = kvs_region_close(g, 0, &e->err)) == KVS_E_BUSY && raw_now_ms() < end)
+        (void)kvs_settle(e->c, HUNG_MS / 4, NULL);
+    if (s == KVS_E_BUSY)
+        fail(e, "%s stays in use: %s", what, e->err.msg);
+    else
+        (void)answered(e, s, what);
+}
+
 static void yard_close(engine *e, uint32_t layout)
 {
     yard *y = &e->yards[layout];
 
     if (y->g)
-        (void)answered(e, kvs_region_close(y->g, 0, &e->err), "region_close");
+        close_region(e, y->g, "region_close");
     y->g = NULL;
 }
 
@@ -742,7 +756,7 @@ static void do_import(engine *e)
             fail(e, "an import could be cut");
         if (answered(e, kvs_store(&a, some_timeout(e), &e->err), "store of an import"))
             check_stored(e, &p, results);
-        (void)answered(e, kvs_region_close(mine, 0, &e->err), "close of an import");
+        close_region(e, mine, "close of an import");
     }
     (void)close(fd);
 }
@@ -798,7 +812,7 @@ static void do_attach(engine *e)
         use_shared(e, &p, &there);
     else if (e->plan->daemon_kills == 0)
         fail(e, "map of a shared region: %s", e->err.msg);
-    (void)answered(e, kvs_region_close(there.g, 0, &e->err), "close of a shared region");
+    close_region(e, there.g, "close of a shared region");
 }
 
 static void do_rebuild(engine *e)

@@ -371,3 +371,95 @@ Test(core_faults, a_lost_completion_is_seen_publishes_nothing_and_holds_up_no_lo
     fx_gone(&w.admin);
     fx_close(&w.f);
 }
+
+static fx_body *close_body(uint32_t region)
+{
+    fx_body *b = fx_new();
+
+    wire_put_region_close_req(&b->out, &(wire_region_close_req){region, 0});
+    return b;
+}
+
+static uint64_t send_cancel(fx_client *c, uint64_t target)
+{
+    fx_body *b = fx_new();
+
+    wire_put_cancel_req(&b->out, &(wire_cancel_req){target});
+    return fx_send(c, WIRE_CANCEL, b);
+}
+
+/* Symptom: a job was dropped, its client closed the region at once, and the job's way back led through freed memory. */
+Test(core_faults, a_region_closed_right_after_its_jobs_were_dropped_is_not_touched_again)
+{
+    world w = {0};
+    user *u = &w.u[0];
+    fx_move m;
+    uint64_t store, load, gone;
+    fx_answer a;
+
+    fx_config(&w.f);
+    fx_open(&w.f);
+    join(&w, u);
+    m = (fx_move){.ns = w.ns, .region = u->g.id, .n = 2, .first = 1, .slots = u->own, .flags = WIRE_STORE_KEEP};
+    cr_assert_eq(fx_store(&u->c, &m, NULL), KVS_OK);
+    m = (fx_move){
+        .ns = w.ns, .region = u->g.id, .n = 1, .first = 7, .slots = u->own + 2, .after_counter = 1, .after_value = 1};
+    store = fx_send_deadline(&u->c, WIRE_STORE, 100, fx_store_body(&m));
+    m.n = 2;
+    m.first = 2; /* key 2 is on the device already: a hold without a copy; key 3 is nowhere */
+    m.slots = NULL;
+    load = fx_send_deadline(&u->c, WIRE_LOAD, 200, fx_load_body(&m));
+    gone = send_cancel(&u->c, load);
+    fx_advance(&w.f, 150); /* the store is answered; nothing of either has come back */
+    cr_assert(fx_has_reply(&u->c, store) && !fx_has_reply(&u->c, load));
+    store = fx_send(&u->c, WIRE_REGION_CLOSE, close_body(u->g.id));
+    fx_advance(&w.f, 150); /* now the deadline of the load has passed too */
+    a = fx_wait(&u->c, load);
+    cr_assert(a.status == KVS_E_DEADLINE || a.status == KVS_E_CANCELLED);
+    fx_done(&a);
+    a = fx_wait(&u->c, gone);
+    cr_assert_eq(a.status, KVS_OK);
+    fx_done(&a);
+    a = fx_wait(&u->c, store);
+    cr_assert_eq(a.status, KVS_OK, "%s", a.msg);
+    fx_done(&a);
+    leave(u);
+    fx_close(&w.f);
+}
+
+/* A load that is cancelled before it began leaves no hold on a slot that its reply does not name. */
+Test(core_faults, a_cancelled_load_holds_nothing)
+{
+    world w = {0};
+    user *u = &w.u[0];
+    wire_load_result r;
+    wire_load_rep rep;
+    fx_move m;
+    uint64_t load, gone;
+    fx_answer a;
+
+    fx_config(&w.f);
+    fx_open(&w.f);
+    fx_admin_open(&w.admin, &w.f);
+    join(&w, u);
+    m = (fx_move){.ns = w.ns, .region = u->g.id, .n = 1, .first = 1, .slots = u->own, .flags = WIRE_STORE_KEEP};
+    cr_assert_eq(fx_store(&u->c, &m, NULL), KVS_OK);
+    m = (fx_move){.ns = w.ns, .region = u->g.id, .n = 1, .first = 1, .after_counter = 1, .after_value = 1};
+    load = fx_send(&u->c, WIRE_LOAD, fx_load_body(&m));
+    gone = send_cancel(&u->c, load);
+    a = fx_wait(&u->c, load);
+    cr_assert_eq(a.status, KVS_E_CANCELLED);
+    wire_get_load_rep(&a.in, &rep);
+    wire_get_load_result(&a.in, &r);
+    cr_assert_eq(rep.n_ok, 0);
+    cr_assert_eq(r.status, KVS_E_CANCELLED);
+    cr_assert_eq(r.slot, WIRE_NONE32);
+    cr_assert_eq(r.flags, 0);
+    fx_done(&a);
+    a = fx_wait(&u->c, gone);
+    fx_done(&a);
+    cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_FSCK, "ok"), 1);
+    leave(u);
+    fx_gone(&w.admin);
+    fx_close(&w.f);
+}

@@ -222,6 +222,7 @@ static kvs_status yard_open(engine *e, uint32_t layout)
     void *base;
     kvs_status s = open_layout(e->c, layout, e->hostile, &y->ns, &e->err);
 
+    y->bare = true; /* until all of it is there */
     if (s == KVS_OK)
         s = kvs_region_create(y->ns, 0, SLOTS, &y->g, 0, &e->err);
     if (s == KVS_OK)
@@ -273,12 +274,15 @@ static kvs_status settle_down(engine *e)
     uint64_t bytes;
     void *paper;
 
-    for (uint32_t i = 0; i < e->n_layouts && s == KVS_OK; i++)
+    for (uint32_t i = 0; i < e->n_layouts && s == KVS_OK; i++) {
+        if (e->yards[i].bare)
+            yard_close(e, i);
         s = e->yards[i].g ? KVS_OK : yard_open(e, i);
+    }
     if (s == KVS_OK && !e->scratch) {
         s = kvs_scratch_create(e->c, 0, SCRATCH, &e->scratch, 0, &e->err);
         if (s == KVS_OK)
-            s = kvs_region_map(e->scratch, &paper, &bytes, &e->err);
+            s = kvs_region_map(e->scratch, &paper, &bytes, &e->err); /* memory of ours, whatever the daemon does */
         if (s == KVS_OK)
             e->paper = paper;
     }

@@ -17,11 +17,13 @@ Test(request, nothing_but_hello_is_answered_before_hello)
     fx_config(&f);
     fx_open(&f);
     fx_connect(&c, &f, false);
-    a = fx_call(&c, WIRE_PING, fx_new());
-    cr_assert_eq(a.status, KVS_E_STATE);
-    cr_assert(strstr(a.msg, "before HELLO"));
-    cr_assert(!peer_said_hello(c.peer));
-    fx_done(&a);
+    for (int i = 0; i < 3; i++) {
+        a = fx_call(&c, i == 0 ? WIRE_PING : i == 1 ? 999 : 0, fx_new());
+        cr_assert_eq(a.status, KVS_E_STATE);
+        cr_assert(strstr(a.msg, "before HELLO"));
+        cr_assert(!peer_said_hello(c.peer));
+        fx_done(&a);
+    }
     fx_gone(&c);
     fx_close(&f);
 }
@@ -46,9 +48,42 @@ Test(request, hello_grants_once_and_refuses_other_versions_and_long_names)
     fx_open(&f);
     fx_connect(&c, &f, false);
     cr_assert_eq(fx_status(&c, WIRE_HELLO, hello_body(2, 9, 0)), KVS_E_VERSION);
+    cr_assert_eq(fx_status(&c, WIRE_HELLO, hello_body(0, 1, 0)), KVS_E_INVALID);
+    cr_assert_eq(fx_status(&c, WIRE_HELLO, hello_body(2, 1, 0)), KVS_E_INVALID);
     cr_assert_eq(fx_status(&c, WIRE_HELLO, hello_body(1, 1, 65)), KVS_E_LIMIT);
     cr_assert_eq(fx_status(&c, WIRE_HELLO, hello_body(1, 3, 64)), KVS_OK);
     cr_assert_eq(fx_status(&c, WIRE_HELLO, hello_body(1, 1, 0)), KVS_E_STATE);
+    fx_gone(&c);
+    fx_close(&f);
+}
+
+/* Symptom: a client named itself with a newline, and the lists of an operator had a line too many. */
+Test(request, a_name_that_is_no_text_is_refused)
+{
+    static const char *const bad[] = {"a\nb",
+                                      "\x7f",
+                                      "\xc2\x9b"
+                                      "0m",
+                                      "\xc3",
+                                      "\xc0\xaf",
+                                      "\xed\xa0\x80",
+                                      "\xff"};
+    fx f;
+    fx_client c;
+    wire_hello_req q = {.version_min = 1, .version_max = 1};
+
+    fx_config(&f);
+    fx_open(&f);
+    fx_connect(&c, &f, false);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        fx_body *b = fx_new();
+
+        q.name_len = (uint32_t)strlen(bad[i]);
+        wire_put_hello_req(&b->out, &q);
+        wire_put_bytes(&b->out, bad[i], q.name_len);
+        wire_put_pad8(&b->out);
+        cr_assert_eq(fx_status(&c, WIRE_HELLO, b), KVS_E_INVALID, "case %d", (int)i);
+    }
     fx_gone(&c);
     fx_close(&f);
 }

@@ -2,9 +2,12 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "daemon/core.h"
 
 /* Admission, replies, and the ops that move no blocks. */
 
@@ -509,6 +512,30 @@ Test(request, watchers_see_stores_and_resets_and_learn_what_they_lost)
     fx_gone(&c);
     fx_gone(&w);
     fx_close(&f);
+}
+
+/* PROTOCOL.md says which socket takes which operation. */
+Test(request, the_sockets_of_an_operation_are_those_of_the_page)
+{
+    FILE *f = fopen("proto/PROTOCOL.md", "r");
+    char line[512], name[32], socket[16];
+    unsigned op, n = 0;
+
+    cr_assert_not_null(f);
+    while (fgets(line, sizeof(line), f)) {
+        if (sscanf(line, "| %u | `%31[A-Z_]` | %*[^|]| %15[a-z-] |", &op, name, socket) != 3)
+            continue;
+        if (op == WIRE_EVENT) {
+            cr_assert_null(op_find(WIRE_EVENT));
+            continue;
+        }
+        cr_assert_not_null(op_find((uint16_t)op), "%s", name);
+        cr_assert_eq(op_find((uint16_t)op)->who, strcmp(socket, "client") == 0 ? OP_CLIENT : OP_ANY, "%s", name);
+        cr_assert(strcmp(socket, "client") == 0 || strcmp(socket, "both") == 0, "%s: %s", name, socket);
+        n++;
+    }
+    (void)fclose(f);
+    cr_assert_eq(n, WIRE_PING, "every operation once");
 }
 
 static fx_body *cancel_body(uint64_t target)

@@ -1,0 +1,693 @@
+/* MLA decode on a GPU, the portable path: mma.sync and cp.async, sm_80 and newer.
+ *
+ * A thread block takes 16 or 32 query rows (head fastest, then position) against one part of one sequence:
+ *
+ *   stages (2 or 3) of 32 tokens x 576 values, 16-byte chunks swizzled by the row so that ldmatrix has no conflicts
+ *     |  scores: 4 warp pairs take 144 dimensions each, a warp of a pair 16 tokens; Q stays in registers
+ *   S [4][rows][32] fp32, added in one order
+ *     |  softmax: 16 or 8 threads a row, base 2
+ *   P [rows][32] in the view's type
+ *     |  values: a warp takes all rows and 64 dimensions; fp32 accumulators stay in registers
+ *   out, or a partial result a part that merge_kernel joins in increasing order
+ *
+ * What a row adds up, and in which order, depends on its tokens, its length and parts: not on strides, pages,
+ * neighbours or the other rows of its block.  A token that may not be read has zeros in its place and a weight of 0. */
+#include <cinttypes>
+#include <cmath>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "kernels/cuda_error.h"
+#include "kernels/cuda_kernels.h"
+#include "kernels/kernels_cuda.h"
+#include "kernels/mla_check.h"
+#include "proto/layout.h"
+
+namespace
+{
+
+enum {
+    THREADS = 256,
+    TILE = 32, /* tokens of a stage */
+    VALUE = 2, /* bytes */
+    LATENT = KVS_MLA_LATENT,
+    ROW = KVS_MLA_LATENT + KVS_MLA_ROPE,
+    ROW_BYTES = ROW * VALUE,
+    CHUNK = 16, /* bytes; ldmatrix reads rows of one chunk */
+    CHUNKS = ROW_BYTES / CHUNK,
+    LATENT_CHUNKS = LATENT * VALUE / CHUNK,
+    SLICES = 4, /* of the 576 dimensions, for the scores */
+    STEPS = ROW / 16 / SLICES,
+    STAGE_BYTES = TILE * ROW_BYTES,
+    S_PITCH = 40,             /* floats: 8 rows apart are different banks */
+    P_PITCH = 40,             /* values: likewise for ldmatrix */
+    LOADERS = THREADS / TILE, /* threads a row */
+    MERGE_THREADS = 128,
+    TOKENS_A_FIXED_PART = 1024,
+    TOKENS_A_PART = 128, /* less is not worth a block */
+    MAX_AUTO_PARTS = 64,
+};
+
+struct decode_params {
+    kvs_mla_decode_args a;
+    float *part_out, *part_lse; /* [n_seqs * rows][parts][512], [..][parts]; used if parts > 1 */
+    uint32_t *bad;
+    float scale_log2;
+    uint32_t rows; /* s_q * h_q */
+    uint32_t row_blocks, parts;
+    uint32_t q_aligned;   /* q_nope and q_pe: bases and strides are multiples of 16 */
+    uint32_t out_aligned; /* out: of 8 */
+};
+
+template <int MT> struct tile_shape {
+    enum {
+        ROWS = 16 * MT,
+        STAGES = MT == 1 ? 2 : 3,
+        THREADS_A_ROW = THREADS / ROWS,
+        TOKENS_A_THREAD = TILE / THREADS_A_ROW,
+        S_BYTES = SLICES * ROWS * S_PITCH * 4,
+        P_BYTES = ROWS * P_PITCH * VALUE,
+        S_AT = STAGES * STAGE_BYTES,
+        P_AT = S_AT + S_BYTES,
+        SCALE_AT = P_AT + P_BYTES,
+        SUM_AT = SCALE_AT + ROWS * 4,
+        VALID_AT = SUM_AT + ROWS * 4,
+        BYTES = VALID_AT + STAGES * TILE,
+    };
+};
+
+__device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+__device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(uint32_t r[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+template <bool FP16>
+__device__ __forceinline__ void multiply_add(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    if (FP16)
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                     "{%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                     "{%0,%1,%2,%3};"
+                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void copy_async(uint32_t dst, const uint8_t *src)
+{
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+
+__device__ __forceinline__ void copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int N> __device__ __forceinline__ void copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+template <bool FP16> __device__ __forceinline__ uint32_t pack(float low, float high)
+{
+    uint32_t u;
+
+    if (FP16)
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(high), "f"(low));
+    return u;
+}
+
+/* Two or four values of an output row, which may start at any value. */
+__device__ __forceinline__ void store_pair(uint8_t *dst, uint32_t pair, uint32_t aligned)
+{
+    if (aligned) {
+        *reinterpret_cast<uint32_t *>(dst) = pair;
+        return;
+    }
+    reinterpret_cast<uint16_t *>(dst)[0] = (uint16_t)pair;
+    reinterpret_cast<uint16_t *>(dst)[1] = (uint16_t)(pair >> 16);
+}
+
+__device__ __forceinline__ uint8_t *operand_row(const kvs_strided &o, uint64_t token, uint64_t head)
+{
+    return o.base + token * o.token_stride + head * o.head_stride;
+}
+
+/* What a block works on. */
+struct job {
+    uint32_t seq, part, first, n_rows; /* rows first .. first + n_rows of the sequence's */
+    uint32_t len, begin, end;          /* tokens begin .. end */
+    bool counts;                       /* this block sees every token: it counts the bad ones */
+};
+
+__device__ __forceinline__ uint32_t seen_by(const decode_params &p, uint32_t row, uint32_t len)
+{
+    uint32_t hidden = p.a.s_q - 1 - row / p.a.h_q;
+
+    return len > hidden ? len - hidden : 0;
+}
+
+template <int ROWS> __device__ __forceinline__ job find_job(const decode_params &p)
+{
+    uint32_t row_block = blockIdx.x % p.row_blocks, rest = blockIdx.x / p.row_blocks, range, seen;
+    int32_t told;
+    bool good;
+    job j;
+
+    j.part = rest % p.parts;
+    j.seq = rest / p.parts;
+    j.first = row_block * ROWS;
+    j.n_rows = min((uint32_t)ROWS, p.rows - j.first);
+    j.counts = row_block == p.row_blocks - 1 && p.bad != nullptr;
+    told = p.a.seq_len[j.seq];
+    good = told >= 0 && (uint64_t)told <= (uint64_t)p.a.table_width * p.a.view.tokens_per_block;
+    if (!good && j.counts && j.part == 0 && threadIdx.x == 0)
+        atomicAdd(p.bad, 1u);
+    j.len = good ? (uint32_t)told : 0;
+    range = j.len / p.parts + (j.len % p.parts != 0);
+    seen = seen_by(p, j.first + j.n_rows - 1, j.len);
+    j.begin = j.part * range;
+    j.end = min(j.begin + range, seen);
+    return j;
+}
+
+/* Token tile `i` of the job into `stage`: eight threads a row, nine chunks each. */
+__device__ __forceinline__ void load_tile(const decode_params &p, const job &j, uint32_t i, uint8_t *stage,
+                                          uint8_t *valid)
+{
+    uint32_t r = threadIdx.x / LOADERS, c = threadIdx.x % LOADERS, t = j.begin + i * TILE + r;
+    uint8_t *dst = stage + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK;
+    bool ok = t < j.end;
+    const uint8_t *src = nullptr;
+
+    if (ok) {
+        uint32_t tokens = p.a.view.tokens_per_block, page = t / tokens, offset = t % tokens;
+        int32_t block = p.a.block_table[j.seq * p.a.table_stride + page];
+
+        ok = block >= 0 && (uint32_t)block < p.a.view.n_blocks;
+        if (ok)
+            src = kvs_view_row(&p.a.view, (uint32_t)block, offset) + c * CHUNK;
+        else if (j.counts && offset == 0 && c == 0)
+            atomicAdd(p.bad, 1u);
+    }
+    if (c == 0)
+        valid[r] = ok;
+#pragma unroll
+    for (int k = 0; k < CHUNKS / LOADERS; k++) {
+        if (ok)
+            copy_async(shared_address(dst + k * LOADERS * CHUNK), src + k * LOADERS * CHUNK);
+        else
+            *reinterpret_cast<uint4 *>(dst + k * LOADERS * CHUNK) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+__device__ __forceinline__ uint4 load_values(const uint8_t *src, uint32_t aligned)
+{
+    union {
+        uint4 whole;
+        uint16_t value[CHUNK / VALUE];
+    } u;
+
+    if (aligned)
+        return *reinterpret_cast<const uint4 *>(src);
+#pragma unroll
+    for (int i = 0; i < CHUNK / VALUE; i++)
+        u.value[i] = reinterpret_cast<const uint16_t *>(src)[i];
+    return u.whole;
+}
+
+/* Query rows into shared memory as a tile, then each warp's slice of dimensions into its registers. */
+template <int MT>
+__device__ __forceinline__ void load_queries(const decode_params &p, const job &j, uint8_t *tile,
+                                             uint32_t q[MT][STEPS][4])
+{
+    uint32_t lane = threadIdx.x % 32, slice = threadIdx.x / 64;
+
+    for (uint32_t i = threadIdx.x; i < 16 * MT * CHUNKS; i += THREADS) {
+        uint32_t r = i / CHUNKS, c = i % CHUNKS, row = j.first + r;
+        uint4 v = make_uint4(0, 0, 0, 0);
+
+        if (r < j.n_rows) {
+            uint64_t token = (uint64_t)j.seq * p.a.s_q + row / p.a.h_q, head = row % p.a.h_q;
+
+            v = c < LATENT_CHUNKS
+                    ? load_values(operand_row(p.a.q_nope, token, head) + c * CHUNK, p.q_aligned)
+                    : load_values(operand_row(p.a.q_pe, token, head) + (c - LATENT_CHUNKS) * CHUNK, p.q_aligned);
+        }
+        *reinterpret_cast<uint4 *>(tile + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK) = v;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int s = 0; s < STEPS; s++) {
+            uint32_t r = m * 16 + lane % 16, c = 2 * (slice * STEPS + s) + lane / 16;
+
+            load_matrices(q[m][s], shared_address(tile + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK));
+        }
+    __syncthreads();
+}
+
+/* Scores of all rows and half the tile, over this warp's dimensions. */
+template <int MT, bool FP16>
+__device__ __forceinline__ void score_tile(const uint8_t *stage, const uint32_t q[MT][STEPS][4], float *scores)
+{
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp / 2, half = warp % 2;
+    uint32_t token = half * 16 + lane % 8 + lane / 16 * 8, high = lane / 8 % 2, x = lane % 8;
+    uint32_t row = shared_address(stage + token * ROW_BYTES);
+    float acc[MT][2][4] = {};
+
+#pragma unroll
+    for (int s = 0; s < STEPS; s++) {
+        uint32_t k[4];
+
+        load_matrices(k, row + ((2 * (slice * STEPS + s) + high) ^ x) * CHUNK);
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            multiply_add<FP16>(acc[m][0], q[m][s], k[0], k[1]);
+            multiply_add<FP16>(acc[m][1], q[m][s], k[2], k[3]);
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float *at = scores + (slice * 16 * MT + m * 16 + lane / 4) * S_PITCH + half * 16 + n * 8 + lane % 4 * 2;
+
+            *reinterpret_cast<float2 *>(at) = make_float2(acc[m][n][0], acc[m][n][1]);
+            *reinterpret_cast<float2 *>(at + 8 * S_PITCH) = make_float2(acc[m][n][2], acc[m][n][3]);
+        }
+}
+
+/* The running state of a row, in base 2, held by each of the threads that share the row. */
+struct row_state {
+    float max, sum;
+};
+
+template <int MT, bool FP16>
+__device__ __forceinline__ void weigh_tile(const float *scores, const uint8_t *valid, uint32_t visible,
+                                           float scale_log2, row_state &state, uint8_t *weights, float *rescale)
+{
+    typedef tile_shape<MT> shape;
+    uint32_t row = threadIdx.x / shape::THREADS_A_ROW, lane = threadIdx.x % shape::THREADS_A_ROW;
+    uint32_t first = lane * shape::TOKENS_A_THREAD;
+    float s[shape::TOKENS_A_THREAD], top = -INFINITY, sum = 0, scale = 1;
+
+#pragma unroll
+    for (int i = 0; i < shape::TOKENS_A_THREAD; i++) {
+        const float *at = scores + row * S_PITCH + first + i;
+        const uint32_t slice = shape::ROWS * S_PITCH;
+        float v = ((at[0] + at[slice]) + (at[2 * slice] + at[3 * slice])) * scale_log2;
+
+        s[i] = first + i < visible && valid[first + i] ? v : -INFINITY;
+        top = fmaxf(top, s[i]);
+    }
+#pragma unroll
+    for (int i = shape::THREADS_A_ROW / 2; i > 0; i /= 2)
+        top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, i));
+    top = fmaxf(state.max, top);
+    if (top != -INFINITY)
+        scale = exp2f(state.max - top);
+#pragma unroll
+    for (int i = 0; i < shape::TOKENS_A_THREAD; i++) {
+        s[i] = top != -INFINITY ? exp2f(s[i] - top) : 0.0f;
+        sum += s[i];
+    }
+#pragma unroll
+    for (int i = shape::THREADS_A_ROW / 2; i > 0; i /= 2)
+        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i);
+    state.max = top;
+    state.sum = state.sum * scale + sum;
+    if (lane == 0)
+        rescale[row] = scale;
+#pragma unroll
+    for (int i = 0; i < shape::TOKENS_A_THREAD; i += 2)
+        *reinterpret_cast<uint32_t *>(weights + (row * P_PITCH + first + i) * VALUE) = pack<FP16>(s[i], s[i + 1]);
+}
+
+/* acc = acc * rescale + weights . values, for all rows and this warp's 64 dimensions. */
+template <int MT, bool FP16>
+__device__ __forceinline__ void add_values(const uint8_t *stage, const uint8_t *weights, const float *rescale,
+                                           float acc[MT][8][4])
+{
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t token = lane % 8 + lane / 8 % 2 * 8, high = lane / 16, x = lane % 8;
+    uint32_t row = shared_address(stage + token * ROW_BYTES);
+
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+        float upper = rescale[m * 16 + lane / 4], lower = rescale[m * 16 + lane / 4 + 8];
+
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            acc[m][n][0] *= upper;
+            acc[m][n][1] *= upper;
+            acc[m][n][2] *= lower;
+            acc[m][n][3] *= lower;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < TILE / 16; k++) {
+        uint32_t w[MT][4];
+
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+            load_matrices(w[m],
+                          shared_address(weights + ((m * 16 + lane % 16) * P_PITCH + k * 16 + lane / 16 * 8) * VALUE));
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            uint32_t v[4];
+
+            load_matrices_transposed(v, row + k * 16 * ROW_BYTES + ((warp * 8 + 2 * n + high) ^ x) * CHUNK);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                multiply_add<FP16>(acc[m][2 * n], w[m], v[0], v[1]);
+                multiply_add<FP16>(acc[m][2 * n + 1], w[m], v[2], v[3]);
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ uint64_t partial_at(const decode_params &p, const job &j, uint32_t r)
+{
+    return ((uint64_t)j.seq * p.rows + j.first + r) * p.parts + j.part;
+}
+
+__device__ __forceinline__ void put_lse(const decode_params &p, const job &j, uint32_t r, float lse)
+{
+    uint32_t row = j.first + r;
+
+    if (p.parts > 1)
+        p.part_lse[partial_at(p, j, r)] = lse;
+    else
+        *reinterpret_cast<float *>(operand_row(p.a.lse, (uint64_t)j.seq * p.a.s_q + row / p.a.h_q, row % p.a.h_q)) =
+            lse;
+}
+
+/* Dimensions d and d + 1 of row r, already divided by its sum. */
+template <bool FP16>
+__device__ __forceinline__ void put_values(const decode_params &p, const job &j, uint32_t r, uint32_t d, float v0,
+                                           float v1)
+{
+    uint32_t row = j.first + r;
+
+    if (p.parts > 1)
+        *reinterpret_cast<float2 *>(p.part_out + partial_at(p, j, r) * LATENT + d) = make_float2(v0, v1);
+    else
+        store_pair(operand_row(p.a.out, (uint64_t)j.seq * p.a.s_q + row / p.a.h_q, row % p.a.h_q) + d * VALUE,
+                   pack<FP16>(v0, v1), p.out_aligned);
+}
+
+/* A part without tokens: its LSE says so, and merging does not look at its values. */
+template <bool FP16> __device__ __forceinline__ void put_nothing(const decode_params &p, const job &j)
+{
+    for (uint32_t r = threadIdx.x; r < j.n_rows; r += THREADS)
+        put_lse(p, j, r, -INFINITY);
+    if (p.parts > 1)
+        return;
+    for (uint32_t i = threadIdx.x; i < j.n_rows * LATENT / 2; i += THREADS)
+        put_values<FP16>(p, j, i / (LATENT / 2), i % (LATENT / 2) * 2, 0, 0);
+}
+
+template <int MT, bool FP16>
+__device__ __forceinline__ void put_results(const decode_params &p, const job &j, const float *sums,
+                                            const float acc[MT][8][4])
+{
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            uint32_t r = m * 16 + h * 8 + lane / 4;
+            float sum = sums[r], factor = sum == 0 ? 0 : 1 / sum;
+
+            if (r >= j.n_rows)
+                continue;
+#pragma unroll
+            for (int n = 0; n < 8; n++)
+                put_values<FP16>(p, j, r, warp * 64 + n * 8 + lane % 4 * 2, acc[m][n][2 * h] * factor,
+                                 acc[m][n][2 * h + 1] * factor);
+        }
+}
+
+template <int MT, bool FP16>
+__global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1) decode_kernel(const __grid_constant__ decode_params p)
+{
+    typedef tile_shape<MT> shape;
+    extern __shared__ __align__(128) uint8_t shared[];
+    float *scores = reinterpret_cast<float *>(shared + shape::S_AT);
+    float *rescale = reinterpret_cast<float *>(shared + shape::SCALE_AT);
+    float *sums = reinterpret_cast<float *>(shared + shape::SUM_AT);
+    uint8_t *weights = shared + shape::P_AT, *valid = shared + shape::VALID_AT;
+    const job j = find_job<shape::ROWS>(p);
+    const uint32_t row = threadIdx.x / shape::THREADS_A_ROW;
+    uint32_t q[MT][STEPS][4], n_tiles, seen;
+    float acc[MT][8][4] = {};
+    row_state state = {-INFINITY, 0};
+
+    if (j.begin >= j.end) {
+        put_nothing<FP16>(p, j);
+        return;
+    }
+    load_queries<MT>(p, j, shared + (shape::STAGES - 1) * STAGE_BYTES, q);
+    seen = row < j.n_rows ? min(seen_by(p, j.first + row, j.len), j.end) : 0;
+    n_tiles = (j.end - j.begin + TILE - 1) / TILE;
+    for (uint32_t i = 0; i < shape::STAGES - 1; i++) {
+        if (i < n_tiles)
+            load_tile(p, j, i, shared + i * STAGE_BYTES, valid + i * TILE);
+        copy_commit();
+    }
+    for (uint32_t i = 0; i < n_tiles; i++) {
+        uint32_t at = i % shape::STAGES, next = i + shape::STAGES - 1, t0 = j.begin + i * TILE;
+
+        copy_wait<shape::STAGES - 2>();
+        __syncthreads(); /* tile i has come, and tile i - 1 is no longer read */
+        if (next < n_tiles)
+            load_tile(p, j, next, shared + next % shape::STAGES * STAGE_BYTES, valid + next % shape::STAGES * TILE);
+        copy_commit();
+        score_tile<MT, FP16>(shared + at * STAGE_BYTES, q, scores);
+        __syncthreads();
+        weigh_tile<MT, FP16>(scores, valid + at * TILE, seen > t0 ? seen - t0 : 0, p.scale_log2, state, weights,
+                             rescale);
+        __syncthreads();
+        add_values<MT, FP16>(shared + at * STAGE_BYTES, weights, rescale, acc);
+    }
+    if (threadIdx.x % shape::THREADS_A_ROW == 0) {
+        sums[row] = state.sum;
+        if (row < j.n_rows)
+            put_lse(p, j, row, state.sum == 0 ? -INFINITY : (state.max + log2f(state.sum)) * 0.693147181f);
+    }
+    __syncthreads();
+    put_results<MT, FP16>(p, j, sums, acc);
+}
+
+/* One block a row: the weight of each part from its LSE, then the parts in increasing order. */
+template <bool FP16>
+__global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ decode_params p)
+{
+    uint32_t seq = blockIdx.x / p.rows, row = blockIdx.x % p.rows, d = threadIdx.x * 4;
+    uint64_t token = (uint64_t)seq * p.a.s_q + row / p.a.h_q, head = row % p.a.h_q, at = (uint64_t)blockIdx.x * p.parts;
+    uint8_t *out = operand_row(p.a.out, token, head) + d * VALUE;
+    float top = -INFINITY, sum = 0, v[4] = {0, 0, 0, 0};
+
+    for (uint32_t i = 0; i < p.parts; i++)
+        top = fmaxf(top, p.part_lse[at + i]);
+    for (uint32_t i = 0; i < p.parts; i++) {
+        float lse = p.part_lse[at + i], w;
+        float4 x;
+
+        if (lse == -INFINITY)
+            continue;
+        w = expf(lse - top);
+        x = *reinterpret_cast<const float4 *>(p.part_out + (at + i) * LATENT + d);
+        sum += w;
+        v[0] += w * x.x;
+        v[1] += w * x.y;
+        v[2] += w * x.z;
+        v[3] += w * x.w;
+    }
+    if (sum != 0)
+        for (int i = 0; i < 4; i++)
+            v[i] /= sum;
+    store_pair(out, pack<FP16>(v[0], v[1]), p.out_aligned);
+    store_pair(out + 4, pack<FP16>(v[2], v[3]), p.out_aligned);
+    if (threadIdx.x == 0)
+        *reinterpret_cast<float *>(operand_row(p.a.lse, token, head)) = sum == 0 ? -INFINITY : top + logf(sum);
+}
+
+bool is_aligned(const kvs_strided &o, uint64_t n)
+{
+    return (reinterpret_cast<uintptr_t>(o.base) | o.token_stride | o.head_stride) % n == 0;
+}
+
+/* Two m16 tiles a block where rows and shared memory allow. */
+uint32_t rows_a_block(const kvs_mla_decode_args *a)
+{
+    int device = 0, bytes = 0;
+
+    if (a->s_q * a->h_q <= 16 || cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
+        return 16;
+    return bytes >= tile_shape<2>::BYTES ? 32 : 16;
+}
+
+/* Blocks that run at once: what parts should fill. */
+uint64_t resident_blocks(uint32_t rows)
+{
+    int device = 0, processors = 0;
+
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+        return 1;
+    return (uint64_t)processors * (rows == 16 ? 2 : 1);
+}
+
+uint64_t partials(const kvs_mla_decode_args *a, uint32_t parts)
+{
+    return parts > 1 ? (uint64_t)a->n_seqs * a->s_q * a->h_q * parts : 0;
+}
+
+template <int MT, bool FP16> cudaError_t kernel_init()
+{
+    int device = 0, bytes = 0;
+    cudaFuncAttributes attributes;
+    cudaError_t e = cudaGetDevice(&device);
+
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (e == cudaSuccess)
+        e = cudaFuncGetAttributes(&attributes, decode_kernel<MT, FP16>);
+    if (e == cudaSuccess && bytes >= tile_shape<MT>::BYTES)
+        e = cudaFuncSetAttribute(decode_kernel<MT, FP16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 tile_shape<MT>::BYTES);
+    return e;
+}
+
+template <bool FP16> cudaError_t launch(const decode_params &p, uint32_t rows, uint64_t blocks, cudaStream_t stream)
+{
+    cudaError_t e;
+
+    if (rows == 32)
+        decode_kernel<2, FP16><<<(unsigned)blocks, THREADS, tile_shape<2>::BYTES, stream>>>(p);
+    else
+        decode_kernel<1, FP16><<<(unsigned)blocks, THREADS, tile_shape<1>::BYTES, stream>>>(p);
+    e = cudaGetLastError();
+    if (e != cudaSuccess || p.parts == 1)
+        return e;
+    merge_kernel<FP16><<<p.a.n_seqs * p.rows, MERGE_THREADS, 0, stream>>>(p);
+    return cudaGetLastError();
+}
+
+} // namespace
+
+extern "C" kvs_status kvs_mla_decode_cuda_init(kvs_err *err)
+{
+    cudaFuncAttributes attributes;
+    cudaError_t e = kernel_init<1, false>();
+
+    if (e == cudaSuccess)
+        e = kernel_init<1, true>();
+    if (e == cudaSuccess)
+        e = kernel_init<2, false>();
+    if (e == cudaSuccess)
+        e = kernel_init<2, true>();
+    if (e == cudaSuccess)
+        e = cudaFuncGetAttributes(&attributes, merge_kernel<false>);
+    if (e == cudaSuccess)
+        e = cudaFuncGetAttributes(&attributes, merge_kernel<true>);
+    return e == cudaSuccess ? KVS_OK : kvs_cuda_fail(err, "cudaFuncGetAttributes(mla_decode)", e);
+}
+
+extern "C" uint32_t kvs_mla_decode_cuda_parts(const kvs_mla_decode_args *a)
+{
+    uint64_t longest = (uint64_t)a->table_width * a->view.tokens_per_block, parts, most, blocks;
+    uint32_t rows = rows_a_block(a);
+
+    if (a->parts > 0)
+        return a->parts;
+    if (a->fixed_split)
+        parts = (longest + TOKENS_A_FIXED_PART - 1) / TOKENS_A_FIXED_PART;
+    else {
+        blocks = (uint64_t)a->n_seqs * ((a->s_q * a->h_q + rows - 1) / rows);
+        most = (longest + TOKENS_A_PART - 1) / TOKENS_A_PART;
+        parts = blocks > 0 ? resident_blocks(rows) / blocks : 1;
+        parts = parts < most ? parts : most;
+    }
+    return parts < 1 ? 1 : parts > MAX_AUTO_PARTS ? (uint32_t)MAX_AUTO_PARTS : (uint32_t)parts;
+}
+
+extern "C" uint64_t kvs_mla_decode_cuda_workspace(const kvs_mla_decode_args *a)
+{
+    if (a->s_q < 1 || a->s_q > KVS_MLA_MAX_SQ || a->h_q < 1 || a->h_q > KVS_MLA_MAX_HEADS ||
+        a->parts > KVS_MLA_MAX_PARTS)
+        return 0;
+    return partials(a, kvs_mla_decode_cuda_parts(a)) * (LATENT + 1) * sizeof(float);
+}
+
+extern "C" kvs_status kvs_mla_decode_cuda(const kvs_mla_decode_args *a, void *workspace, uint64_t workspace_bytes,
+                                          uint32_t *ret_bad, kvs_mla_decode_result *ret, CUstream_st *stream,
+                                          kvs_err *err)
+{
+    kvs_status s = kvs_mla_decode_check(a, err);
+    decode_params p = {};
+    uint32_t rows = rows_a_block(a);
+    uint64_t blocks, need = kvs_mla_decode_cuda_workspace(a);
+    cudaError_t e = cudaSuccess;
+
+    if (s != KVS_OK)
+        return s;
+    if (need > 0 &&
+        (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 16 != 0 || workspace_bytes < need))
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "workspace: %" PRIu64 " bytes at %p, %" PRIu64 " at a multiple of 16 are needed",
+                        workspace_bytes, workspace, need);
+    p.a = *a;
+    p.rows = a->s_q * a->h_q;
+    p.row_blocks = (p.rows + rows - 1) / rows;
+    p.parts = kvs_mla_decode_cuda_parts(a);
+    p.bad = ret_bad;
+    p.part_out = static_cast<float *>(workspace);
+    p.part_lse = p.part_out + partials(a, p.parts) * LATENT;
+    p.scale_log2 = a->sm_scale * 1.44269504f;
+    p.q_aligned = is_aligned(a->q_nope, 16) && is_aligned(a->q_pe, 16);
+    p.out_aligned = is_aligned(a->out, 8);
+    blocks = (uint64_t)a->n_seqs * p.row_blocks * p.parts;
+    if (blocks > INT32_MAX || (uint64_t)a->n_seqs * p.rows > INT32_MAX)
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "decode: %" PRIu32 " sequences of %" PRIu32 " rows and %" PRIu32
+                        " parts need more than %d thread blocks",
+                        a->n_seqs, p.rows, p.parts, INT32_MAX);
+    if (ret_bad != nullptr)
+        e = cudaMemsetAsync(ret_bad, 0, sizeof *ret_bad, stream);
+    if (e == cudaSuccess && blocks > 0)
+        e = a->view.format == KVS_FORMAT_mla_fp16 ? launch<true>(p, rows, blocks, stream)
+                                                  : launch<false>(p, rows, blocks, stream);
+    if (e != cudaSuccess)
+        return kvs_cuda_fail(err, "mla_decode launch", e);
+    *ret = kvs_mla_decode_result{p.parts, KVS_KERNEL_MLA_DECODE_MMA, 0};
+    return KVS_OK;
+}

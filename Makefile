@@ -44,9 +44,10 @@ PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO)
 tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
-GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
+GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
 RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
 FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
+GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c))
 BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 
 all: deps
@@ -131,8 +132,8 @@ bench: all
 # ---- ship ---------------------------------------------------------------------------------------------------
 # Programs, tests and benches with every shared library they need: runs on any x86-64 Linux with glibc >= 2.36.
 bundle: all
-	@$(MAKE) --no-print-directory $(TESTS) $(BENCH)
-	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(BENCH)
+	@$(MAKE) --no-print-directory $(TESTS) $(BENCH) $(GPU_BENCH)
+	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(BENCH) $(GPU_BENCH)
 
 BIN := $(DESTDIR)$(PREFIX)/bin
 LIB := $(DESTDIR)$(PREFIX)/lib

@@ -184,9 +184,13 @@ static const device_ops cuda_ops = {
 
 kvs_status device_cuda_count(uint32_t *ret, kvs_err *err)
 {
-    int n = 0;
+    int n = 0, version = 0;
     cudaError_t e = cudaGetDeviceCount(&n);
 
+    if (e != cudaSuccess && cudaDriverGetVersion(&version) == cudaSuccess && version == 0) {
+        (void)cudaGetLastError();
+        return kvs_fail(err, KVS_E_UNSUPPORTED, "cuda device: this machine has no CUDA driver");
+    }
     if (e != cudaSuccess)
         return kvs_cuda_fail(err, "cuda device: cudaGetDeviceCount", e);
     if (n < 1)

@@ -16,7 +16,7 @@
 #include "kernels/cuda_error.h"
 #include "proto/wire.h"
 
-enum { MAX_PIECES = 1024 };
+enum { MAX_PIECES = 1024, MAX_TRIES = 1 << 16 };
 #define PIECE_BYTES (UINT64_C(1) << 30)
 #define MAX_PROBE   (UINT64_C(1) << 40) /* no GPU has an allocation above this */
 
@@ -191,52 +191,79 @@ kvs_status cuda_mem_create(device *base, uint64_t bytes, device_mem **ret, kvs_e
 
 /* --- imports ------------------------------------------------------------------------------------------------ */
 
-static bool maps(cuda_device *d, CUdeviceptr at, uint64_t units, CUmemGenericAllocationHandle h)
+/* Can `units` of an allocation be mapped?  Drivers that want it whole say "not supported" to less of it and "invalid" to
+ * more. */
+typedef enum fit { FITS, TOO_SMALL, TOO_LARGE } fit;
+
+static fit try_map(cuda_device *d, CUdeviceptr at, uint64_t units, CUmemGenericAllocationHandle h)
 {
-    if (d->driver.cuMemMap(at, units * d->granularity, 0, h, 0) != CUDA_SUCCESS)
-        return false;
+    CUresult e = d->driver.cuMemMap(at, units * d->granularity, 0, h, 0);
+
+    if (e != CUDA_SUCCESS)
+        return e == CUDA_ERROR_NOT_SUPPORTED ? TOO_SMALL : TOO_LARGE;
     (void)d->driver.cuMemUnmap(at, units * d->granularity);
-    return true;
+    return FITS;
 }
 
-/* The driver does not tell how large a client's allocation is, but it refuses to map more than there is.  Mapping
- * costs microseconds, and without access set nothing can reach the memory. */
+/* Units of the allocation: the most that is not too large.  If that cannot be mapped after all, the driver's answers
+ * mean something else, and every size is tried in turn.  0: none fits below `most`. */
+static uint64_t measure(cuda_device *d, CUdeviceptr at, uint64_t most, CUmemGenericAllocationHandle h)
+{
+    uint64_t low = 0, high = most + 1;
+
+    while (high - low > 1) {
+        uint64_t middle = low + (high - low) / 2;
+
+        if (try_map(d, at, middle, h) != TOO_LARGE)
+            low = middle;
+        else
+            high = middle;
+    }
+    if (low > 0 && try_map(d, at, low, h) == FITS)
+        return low;
+    for (uint64_t units = 1; units <= most && units <= MAX_TRIES; units++)
+        if (try_map(d, at, units, h) == FITS)
+            return units;
+    return 0;
+}
+
+/* The driver does not tell how large a client's allocation is, but it refuses to map more than there is.  Without
+ * access set nothing can reach the memory meanwhile. */
 static kvs_status piece_measure(cuda_device *d, cuda_piece *p, uint32_t i, uint64_t room, kvs_err *err)
 {
-    uint64_t most = (room < MAX_PROBE ? room : MAX_PROBE) / d->granularity + 1, low = 0, high = 1;
+    uint64_t most = (room < MAX_PROBE ? room : MAX_PROBE) / d->granularity + 1, units;
     CUdeviceptr at = 0;
     CUresult e = d->driver.cuMemAddressReserve(&at, most * d->granularity, 0, 0, 0);
 
     if (e != CUDA_SUCCESS)
         return cuda_failed_bytes(d, err, "cuMemAddressReserve", most * d->granularity, (int)e);
-    while (high < most && maps(d, at, high, p->handle)) {
-        low = high;
-        high *= 2;
-    }
-    high = high < most ? high : most + 1; /* low maps; high does not, or is not allowed */
-    while (high - low > 1) {
-        uint64_t middle = low + (high - low) / 2;
-
-        if (maps(d, at, middle, p->handle))
-            low = middle;
-        else
-            high = middle;
-    }
+    units = measure(d, at, most, p->handle);
     (void)d->driver.cuMemAddressFree(at, most * d->granularity);
-    if (low == 0)
-        return kvs_fail(err, KVS_E_INVALID, "descriptor %" PRIu32 ": not even %" PRIu64 " bytes of it can be mapped", i,
-                        d->granularity);
-    if (low * d->granularity > room)
-        return kvs_fail(err, KVS_E_LIMIT, "descriptor %" PRIu32 ": more than the %" PRIu64 " bytes that are left", i,
+    if (units == 0 || units * d->granularity > room)
+        return kvs_fail(err, KVS_E_LIMIT, "descriptor %" PRIu32 ": larger than the %" PRIu64 " bytes that are left", i,
                         room);
-    p->bytes = low * d->granularity;
+    p->bytes = units * d->granularity;
     return KVS_OK;
+}
+
+/* A client's handle was refused: its fault, unless the context is gone as well. */
+static kvs_status import_refused(cuda_device *d, kvs_err *err, const char *call, int error)
+{
+    size_t available, total;
+    cudaError_t e;
+
+    (void)cudaGetLastError();
+    e = cudaMemGetInfo(&available, &total);
+    if (e != cudaSuccess)
+        return cuda_failed(d, err, call, e);
+    return kvs_fail(err, KVS_E_INVALID, "%s: %s (%d)", call, cudaGetErrorName((cudaError_t)error), error);
 }
 
 static kvs_status piece_import(cuda_device *d, cuda_piece *p, int fd, uint32_t i, uint64_t room, kvs_err *err)
 {
     CUmemAllocationProp prop;
     CUresult e;
+    kvs_status s;
 
     p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (p->fd < 0)
@@ -244,9 +271,8 @@ static kvs_status piece_import(cuda_device *d, cuda_piece *p, int fd, uint32_t i
     e = d->driver.cuMemImportFromShareableHandle(&p->handle, (void *)(uintptr_t)p->fd,
                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (e != CUDA_SUCCESS) {
-        (void)cuda_failed(d, err, "cuMemImportFromShareableHandle", (int)e);
-        return kvs_fail(err, kvs_cuda_status((int)e) == KVS_E_DEVICE_LOST ? KVS_E_DEVICE_LOST : KVS_E_INVALID,
-                        "descriptor %" PRIu32 ": not device memory exported as a descriptor (%s)", i,
+        s = import_refused(d, err, "cuMemImportFromShareableHandle", (int)e);
+        return kvs_fail(err, s, "descriptor %" PRIu32 ": not device memory exported as a descriptor (%s)", i,
                         cudaGetErrorName((cudaError_t)e));
     }
     p->has_handle = true;
@@ -277,6 +303,7 @@ static kvs_status open_ipc(cuda_device *d, cuda_piece *p, const uint8_t handle[6
 {
     cudaIpcMemHandle_t h;
     cudaError_t e;
+    kvs_status s;
     CUresult r;
     CUdeviceptr base = 0;
     size_t bytes = 0;
@@ -286,8 +313,8 @@ static kvs_status open_ipc(cuda_device *d, cuda_piece *p, const uint8_t handle[6
     e = cudaIpcOpenMemHandle(&p->opened, h, cudaIpcMemLazyEnablePeerAccess);
     if (e != cudaSuccess) {
         p->opened = NULL;
-        (void)cuda_failed(d, err, "cudaIpcOpenMemHandle", e);
-        return kvs_fail(err, kvs_cuda_status(e) == KVS_E_DEVICE_LOST ? KVS_E_DEVICE_LOST : KVS_E_INVALID,
+        s = import_refused(d, err, "cudaIpcOpenMemHandle", e);
+        return kvs_fail(err, s,
                         "IPC handle %" PRIu32 ": the driver does not open it (%s); VMM memory has none, its owner must "
                         "live and be another process",
                         i, cudaGetErrorName(e));

@@ -16,9 +16,11 @@
 
 enum {
     MARKS = 64,
-    BATCH = 256,     /* copies of one driver call */
-    SPIN_NS = 20000, /* waking up costs more than this */
-    HEAD_BYTES = 64, /* of the buffers for small inputs: the count of bad entries */
+    BATCH = 256,      /* copies of one driver call */
+    SPIN_NS = 300000, /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
+    EARLY_NS = 80000, /* a timer may come that much too late */
+    BYTES_A_NS = 55,  /* of a copy, at best: it is not worth looking before */
+    HEAD_BYTES = 64,  /* of the buffers for small inputs: the count of bad entries */
 };
 #define MAX_INPUT_BYTES     (UINT64_C(64) << 20)
 #define MAX_WORKSPACE_BYTES (UINT64_C(1) << 30)
@@ -28,7 +30,9 @@ typedef struct cuda_queue {
     cudaStream_t stream;
     cudaEvent_t events[MARKS];
     uint64_t given, reached;
-    bool no_batches; /* the driver is too old for them */
+    uint64_t not_before[MARKS]; /* when a mark's copies can be done, by the monotonic clock */
+    uint64_t busy_until;        /* the same of all that was queued */
+    bool no_batches;            /* the driver is too old for them */
     void *dsts[BATCH];
     const void *srcs[BATCH];
     size_t sizes[BATCH];
@@ -55,12 +59,20 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static cudaError_t event_wait(cudaEvent_t event)
+/* Sleep while a copy cannot be done yet, spin when it is about to be, and leave the rest to the driver. */
+static cudaError_t event_wait(cudaEvent_t event, uint64_t not_before)
 {
-    uint64_t end = now_ns() + SPIN_NS;
     cudaError_t e = cudaEventQuery(event);
+    uint64_t now = now_ns(), end;
 
-    while (e == cudaErrorNotReady && now_ns() < end)
+    if (e == cudaErrorNotReady && not_before > now + 2 * EARLY_NS) {
+        struct timespec t = {.tv_sec = 0, .tv_nsec = (long)(not_before - now - EARLY_NS)};
+
+        /* Estimates are of milliseconds; a second is a queue that is very full, and no reason to oversleep. */
+        if (not_before - now < 1000000000u)
+            (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+    }
+    for (end = now_ns() + SPIN_NS; e == cudaErrorNotReady && now_ns() < end;)
         e = cudaEventQuery(event);
     if (e != cudaErrorNotReady)
         return e;
@@ -83,7 +95,7 @@ static kvs_status reach(cuda_queue *q, uint64_t mark, kvs_err *err)
     cudaError_t e;
 
     if (mark > q->reached) {
-        e = event_wait(q->events[mark % MARKS]);
+        e = event_wait(q->events[mark % MARKS], q->not_before[mark % MARKS]);
         if (e != cudaSuccess)
             return queue_broke(q, err, "cudaEventSynchronize", e);
         q->reached = mark;
@@ -106,6 +118,7 @@ static kvs_status give_mark(cuda_queue *q, uint64_t *ret, kvs_err *err)
     e = cudaEventRecord(q->events[mark % MARKS], q->stream);
     if (e != cudaSuccess)
         return queue_broke(q, err, "cudaEventRecord", e);
+    q->not_before[mark % MARKS] = q->busy_until;
     *ret = q->given = mark;
     return KVS_OK;
 }
@@ -228,6 +241,7 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, uin
     cuda_queue *q = (cuda_queue *)dq;
     kvs_status s = cuda_enter(device_of(q), err);
     cudaError_t e = cudaSuccess, end;
+    uint64_t bytes = 0, now;
 
     for (size_t at = 0; s == KVS_OK && e == cudaSuccess && at < n;) {
         size_t k = fill_batch(q, c, n, &at);
@@ -242,7 +256,13 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, uin
         if (end != cudaSuccess)
             s = queue_broke(q, err, "cudaStreamSynchronize", end);
     }
-    return s == KVS_OK ? give_mark(q, ret_mark, err) : s;
+    if (s != KVS_OK)
+        return s;
+    for (size_t i = 0; i < n; i++)
+        bytes += c[i].bytes;
+    now = now_ns();
+    q->busy_until = (q->busy_until > now ? q->busy_until : now) + bytes / BYTES_A_NS;
+    return give_mark(q, ret_mark, err);
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------ */
@@ -334,14 +354,14 @@ static kvs_status kernel_failed(cuda_queue *q, kvs_status s, kvs_err *err)
 }
 
 /* Slots into the pinned buffer.  Of tokens with one slot only the last keeps it: on a GPU they would be written at
- * once.  `seen`: a table of 2^k > n slots for open addressing, all -1. */
-static void take_slots(int64_t *dst, const int64_t *src, uint32_t n, int64_t *seen, uint64_t mask)
+ * once.  Bad slots stay, to be counted.  `seen`: a table of 2^k > n slots for open addressing, all -1. */
+static void take_slots(int64_t *dst, const int64_t *src, uint32_t n, uint64_t n_slots, int64_t *seen, uint64_t mask)
 {
     for (uint32_t t = n; t-- > 0;) {
         uint64_t at = (uint64_t)src[t] * UINT64_C(0x9E3779B97F4A7C15) >> 20 & mask;
 
         dst[t] = src[t];
-        if (src[t] < 0)
+        if (src[t] < 0 || (uint64_t)src[t] >= n_slots)
             continue;
         while (seen[at] != -1 && seen[at] != src[t])
             at = (at + 1) & mask;
@@ -362,7 +382,8 @@ static kvs_status stage_slots(cuda_queue *q, const kvs_mla_write_args *a, kvs_er
     if (seen == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "slot_mapping: no memory for %" PRIu64 " slots", size);
     memset(seen, 0xFF, size * sizeof *seen);
-    take_slots((int64_t *)(void *)(q->input + HEAD_BYTES), a->slot_mapping, a->n_tokens, seen, size - 1);
+    take_slots((int64_t *)(void *)(q->input + HEAD_BYTES), a->slot_mapping, a->n_tokens,
+               (uint64_t)a->view.n_blocks * a->view.tokens_per_block, seen, size - 1);
     free(seen);
     return KVS_OK;
 }

@@ -25,11 +25,14 @@
 #include "kernels/mla_check.h"
 #include "proto/layout.h"
 
+#ifndef WIDE_SPLIT
+#define WIDE_SPLIT 2
+#endif
+
 namespace
 {
 
 enum {
-    THREADS = 256,
     TILE = 32, /* tokens of a stage */
     VALUE = 2, /* bytes */
     LATENT = KVS_MLA_LATENT,
@@ -41,9 +44,8 @@ enum {
     SLICES = 4, /* of the 576 dimensions, for the scores */
     STEPS = ROW / 16 / SLICES,
     STAGE_BYTES = TILE * ROW_BYTES,
-    S_PITCH = 40,             /* floats: 8 rows apart are different banks */
-    P_PITCH = 40,             /* values: likewise for ldmatrix */
-    LOADERS = THREADS / TILE, /* threads a row */
+    S_PITCH = 40, /* floats: 8 rows apart are different banks */
+    P_PITCH = 40, /* values: likewise for ldmatrix */
     MERGE_THREADS = 128,
     TOKENS_A_FIXED_PART = 1024,
     TOKENS_A_PART = 128, /* less is not worth a block */
@@ -61,10 +63,20 @@ struct decode_params {
     uint32_t out_aligned; /* out: of 8 */
 };
 
-template <int MT> struct tile_shape {
+/* MT: m16 tiles of query rows.  MS: how many groups of warps share them for the scores; more warps hide more latency.
+ * One tile a block leaves room for a second block, which works while the first one waits; two tiles do not, so that
+ * block has a stage more and scores the next tile beside the values of this one. */
+template <int MT, int MS> struct tile_shape {
     enum {
+        THREADS = 256 * MS,
+        BLOCKS_A_PROCESSOR = MT == 1 ? 2 : 1,
         ROWS = 16 * MT,
+        ROW_TILES = MT,
         STAGES = MT == 1 ? 2 : 3,
+        AHEAD = MT == 1 ? 0 : 1,   /* tiles scored before the values of this one are added */
+        LOADERS = THREADS / TILE,  /* threads a row */
+        SCORE_TILES = MT / MS,     /* of a warp */
+        VALUE_TILES = 64 / MS / 8, /* n8 tiles of a warp */
         THREADS_A_ROW = THREADS / ROWS,
         TOKENS_A_THREAD = TILE / THREADS_A_ROW,
         S_BYTES = SLICES * ROWS * S_PITCH * 4,
@@ -77,6 +89,8 @@ template <int MT> struct tile_shape {
         BYTES = VALID_AT + STAGES * TILE,
     };
 };
+typedef tile_shape<1, 1> small_shape;
+typedef tile_shape<2, WIDE_SPLIT> wide_shape;
 
 __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
@@ -194,10 +208,12 @@ template <int ROWS> __device__ __forceinline__ job find_job(const decode_params 
     return j;
 }
 
-/* Token tile `i` of the job into `stage`: eight threads a row, nine chunks each. */
+/* Token tile `i` of the job into `stage`: LOADERS threads a row. */
+template <int LOADERS>
 __device__ __forceinline__ void load_tile(const decode_params &p, const job &j, uint32_t i, uint8_t *stage,
                                           uint8_t *valid)
 {
+    static_assert(LOADERS % 8 == 0, "a step of LOADERS chunks leaves the swizzle alone");
     uint32_t r = threadIdx.x / LOADERS, c = threadIdx.x % LOADERS, t = j.begin + i * TILE + r;
     uint8_t *dst = stage + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK;
     bool ok = t < j.end;
@@ -216,7 +232,9 @@ __device__ __forceinline__ void load_tile(const decode_params &p, const job &j, 
     if (c == 0)
         valid[r] = ok;
 #pragma unroll
-    for (int k = 0; k < CHUNKS / LOADERS; k++) {
+    for (int k = 0; k < (CHUNKS + LOADERS - 1) / LOADERS; k++) {
+        if (CHUNKS % LOADERS != 0 && c + k * LOADERS >= CHUNKS)
+            break;
         if (ok)
             copy_async(shared_address(dst + k * LOADERS * CHUNK), src + k * LOADERS * CHUNK);
         else
@@ -240,13 +258,13 @@ __device__ __forceinline__ uint4 load_values(const uint8_t *src, uint32_t aligne
 }
 
 /* Query rows into shared memory as a tile, then each warp's slice of dimensions into its registers. */
-template <int MT>
+template <typename shape>
 __device__ __forceinline__ void load_queries(const decode_params &p, const job &j, uint8_t *tile,
-                                             uint32_t q[MT][STEPS][4])
+                                             uint32_t q[shape::SCORE_TILES][STEPS][4])
 {
-    uint32_t lane = threadIdx.x % 32, slice = threadIdx.x / 64;
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp / 2 % SLICES, split = warp / 2 / SLICES;
 
-    for (uint32_t i = threadIdx.x; i < 16 * MT * CHUNKS; i += THREADS) {
+    for (uint32_t i = threadIdx.x; i < shape::ROWS * CHUNKS; i += shape::THREADS) {
         uint32_t r = i / CHUNKS, c = i % CHUNKS, row = j.first + r;
         uint4 v = make_uint4(0, 0, 0, 0);
 
@@ -261,24 +279,27 @@ __device__ __forceinline__ void load_queries(const decode_params &p, const job &
     }
     __syncthreads();
 #pragma unroll
-    for (int m = 0; m < MT; m++)
+    for (int m = 0; m < shape::SCORE_TILES; m++)
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
-            uint32_t r = m * 16 + lane % 16, c = 2 * (slice * STEPS + s) + lane / 16;
+            uint32_t r = (split * shape::SCORE_TILES + m) * 16 + lane % 16;
+            uint32_t c = 2 * (slice * STEPS + s) + lane / 16;
 
             load_matrices(q[m][s], shared_address(tile + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK));
         }
     __syncthreads();
 }
 
-/* Scores of all rows and half the tile, over this warp's dimensions. */
-template <int MT, bool FP16>
-__device__ __forceinline__ void score_tile(const uint8_t *stage, const uint32_t q[MT][STEPS][4], float *scores)
+/* Scores of this warp's rows and half the tile, over its dimensions. */
+template <typename shape, bool FP16>
+__device__ __forceinline__ void score_tile(const uint8_t *stage, const uint32_t q[shape::SCORE_TILES][STEPS][4],
+                                           float *scores)
 {
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp / 2, half = warp % 2;
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = warp % 2;
+    uint32_t slice = warp / 2 % SLICES, split = warp / 2 / SLICES;
     uint32_t token = half * 16 + lane % 8 + lane / 16 * 8, high = lane / 8 % 2, x = lane % 8;
     uint32_t row = shared_address(stage + token * ROW_BYTES);
-    float acc[MT][2][4] = {};
+    float acc[shape::SCORE_TILES][2][4] = {};
 
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
@@ -286,16 +307,17 @@ __device__ __forceinline__ void score_tile(const uint8_t *stage, const uint32_t 
 
         load_matrices(k, row + ((2 * (slice * STEPS + s) + high) ^ x) * CHUNK);
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
+        for (int m = 0; m < shape::SCORE_TILES; m++) {
             multiply_add<FP16>(acc[m][0], q[m][s], k[0], k[1]);
             multiply_add<FP16>(acc[m][1], q[m][s], k[2], k[3]);
         }
     }
 #pragma unroll
-    for (int m = 0; m < MT; m++)
+    for (int m = 0; m < shape::SCORE_TILES; m++)
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            float *at = scores + (slice * 16 * MT + m * 16 + lane / 4) * S_PITCH + half * 16 + n * 8 + lane % 4 * 2;
+            uint32_t r = slice * shape::ROWS + (split * shape::SCORE_TILES + m) * 16 + lane / 4;
+            float *at = scores + r * S_PITCH + half * 16 + n * 8 + lane % 4 * 2;
 
             *reinterpret_cast<float2 *>(at) = make_float2(acc[m][n][0], acc[m][n][1]);
             *reinterpret_cast<float2 *>(at + 8 * S_PITCH) = make_float2(acc[m][n][2], acc[m][n][3]);
@@ -307,11 +329,10 @@ struct row_state {
     float max, sum;
 };
 
-template <int MT, bool FP16>
+template <typename shape, bool FP16>
 __device__ __forceinline__ void weigh_tile(const float *scores, const uint8_t *valid, uint32_t visible,
                                            float scale_log2, row_state &state, uint8_t *weights, float *rescale)
 {
-    typedef tile_shape<MT> shape;
     uint32_t row = threadIdx.x / shape::THREADS_A_ROW, lane = threadIdx.x % shape::THREADS_A_ROW;
     uint32_t first = lane * shape::TOKENS_A_THREAD;
     float s[shape::TOKENS_A_THREAD], top = -INFINITY, sum = 0, scale = 1;
@@ -348,44 +369,50 @@ __device__ __forceinline__ void weigh_tile(const float *scores, const uint8_t *v
         *reinterpret_cast<uint32_t *>(weights + (row * P_PITCH + first + i) * VALUE) = pack<FP16>(s[i], s[i + 1]);
 }
 
-/* acc = acc * rescale + weights . values, for all rows and this warp's 64 dimensions. */
-template <int MT, bool FP16>
+/* The sums of a warp: all rows, VALUE_TILES * 8 dimensions. */
+template <typename shape> struct sums_of {
+    float at[shape::ROW_TILES][shape::VALUE_TILES][4];
+};
+
+/* acc = acc * rescale + weights . values */
+template <typename shape, bool FP16>
 __device__ __forceinline__ void add_values(const uint8_t *stage, const uint8_t *weights, const float *rescale,
-                                           float acc[MT][8][4])
+                                           sums_of<shape> &acc)
 {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint32_t token = lane % 8 + lane / 8 % 2 * 8, high = lane / 16, x = lane % 8;
     uint32_t row = shared_address(stage + token * ROW_BYTES);
 
 #pragma unroll
-    for (int m = 0; m < MT; m++) {
+    for (int m = 0; m < shape::ROW_TILES; m++) {
         float upper = rescale[m * 16 + lane / 4], lower = rescale[m * 16 + lane / 4 + 8];
 
 #pragma unroll
-        for (int n = 0; n < 8; n++) {
-            acc[m][n][0] *= upper;
-            acc[m][n][1] *= upper;
-            acc[m][n][2] *= lower;
-            acc[m][n][3] *= lower;
+        for (int n = 0; n < shape::VALUE_TILES; n++) {
+            acc.at[m][n][0] *= upper;
+            acc.at[m][n][1] *= upper;
+            acc.at[m][n][2] *= lower;
+            acc.at[m][n][3] *= lower;
         }
     }
 #pragma unroll
     for (int k = 0; k < TILE / 16; k++) {
-        uint32_t w[MT][4];
+        uint32_t w[shape::ROW_TILES][4];
 
 #pragma unroll
-        for (int m = 0; m < MT; m++)
+        for (int m = 0; m < shape::ROW_TILES; m++)
             load_matrices(w[m],
                           shared_address(weights + ((m * 16 + lane % 16) * P_PITCH + k * 16 + lane / 16 * 8) * VALUE));
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < shape::VALUE_TILES; n += 2) {
             uint32_t v[4];
 
-            load_matrices_transposed(v, row + k * 16 * ROW_BYTES + ((warp * 8 + 2 * n + high) ^ x) * CHUNK);
+            load_matrices_transposed(v,
+                                     row + k * 16 * ROW_BYTES + ((warp * shape::VALUE_TILES + n + high) ^ x) * CHUNK);
 #pragma unroll
-            for (int m = 0; m < MT; m++) {
-                multiply_add<FP16>(acc[m][2 * n], w[m], v[0], v[1]);
-                multiply_add<FP16>(acc[m][2 * n + 1], w[m], v[2], v[3]);
+            for (int m = 0; m < shape::ROW_TILES; m++) {
+                multiply_add<FP16>(acc.at[m][n], w[m], v[0], v[1]);
+                multiply_add<FP16>(acc.at[m][n + 1], w[m], v[2], v[3]);
             }
         }
     }
@@ -422,24 +449,24 @@ __device__ __forceinline__ void put_values(const decode_params &p, const job &j,
 }
 
 /* A part without tokens: its LSE says so, and merging does not look at its values. */
-template <bool FP16> __device__ __forceinline__ void put_nothing(const decode_params &p, const job &j)
+template <typename shape, bool FP16> __device__ __forceinline__ void put_nothing(const decode_params &p, const job &j)
 {
-    for (uint32_t r = threadIdx.x; r < j.n_rows; r += THREADS)
+    for (uint32_t r = threadIdx.x; r < j.n_rows; r += shape::THREADS)
         put_lse(p, j, r, -INFINITY);
     if (p.parts > 1)
         return;
-    for (uint32_t i = threadIdx.x; i < j.n_rows * LATENT / 2; i += THREADS)
+    for (uint32_t i = threadIdx.x; i < j.n_rows * LATENT / 2; i += shape::THREADS)
         put_values<FP16>(p, j, i / (LATENT / 2), i % (LATENT / 2) * 2, 0, 0);
 }
 
-template <int MT, bool FP16>
+template <typename shape, bool FP16>
 __device__ __forceinline__ void put_results(const decode_params &p, const job &j, const float *sums,
-                                            const float acc[MT][8][4])
+                                            const sums_of<shape> &acc)
 {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
 #pragma unroll
-    for (int m = 0; m < MT; m++)
+    for (int m = 0; m < shape::ROW_TILES; m++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t r = m * 16 + h * 8 + lane / 4;
@@ -448,82 +475,125 @@ __device__ __forceinline__ void put_results(const decode_params &p, const job &j
             if (r >= j.n_rows)
                 continue;
 #pragma unroll
-            for (int n = 0; n < 8; n++)
-                put_values<FP16>(p, j, r, warp * 64 + n * 8 + lane % 4 * 2, acc[m][n][2 * h] * factor,
-                                 acc[m][n][2 * h + 1] * factor);
+            for (int n = 0; n < shape::VALUE_TILES; n++)
+                put_values<FP16>(p, j, r, (warp * shape::VALUE_TILES + n) * 8 + lane % 4 * 2,
+                                 acc.at[m][n][2 * h] * factor, acc.at[m][n][2 * h + 1] * factor);
         }
 }
 
-template <int MT, bool FP16>
-__global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1) decode_kernel(const __grid_constant__ decode_params p)
+/* Where everything lies in a block's shared memory. */
+template <typename shape> struct shared_parts {
+    uint8_t *stages, *weights, *valid;
+    float *scores, *rescale, *sums;
+
+    __device__ __forceinline__ explicit shared_parts(uint8_t *base)
+        : stages(base), weights(base + shape::P_AT), valid(base + shape::VALID_AT),
+          scores(reinterpret_cast<float *>(base + shape::S_AT)),
+          rescale(reinterpret_cast<float *>(base + shape::SCALE_AT)),
+          sums(reinterpret_cast<float *>(base + shape::SUM_AT))
+    {
+    }
+    __device__ __forceinline__ uint8_t *stage(uint32_t tile) const
+    {
+        return stages + tile % shape::STAGES * STAGE_BYTES;
+    }
+    __device__ __forceinline__ uint8_t *valid_of(uint32_t tile) const
+    {
+        return valid + tile % shape::STAGES * TILE;
+    }
+};
+
+template <typename shape>
+__device__ __forceinline__ void load_next(const decode_params &p, const job &j, uint32_t i, uint32_t n_tiles,
+                                          const shared_parts<shape> &at)
 {
-    typedef tile_shape<MT> shape;
+    if (i < n_tiles)
+        load_tile<shape::LOADERS>(p, j, i, at.stage(i), at.valid_of(i));
+    copy_commit(); /* also an empty group: the waits count groups */
+}
+
+template <typename shape, bool FP16>
+__global__ void __launch_bounds__(shape::THREADS, shape::BLOCKS_A_PROCESSOR)
+    decode_kernel(const __grid_constant__ decode_params p)
+{
     extern __shared__ __align__(128) uint8_t shared[];
-    float *scores = reinterpret_cast<float *>(shared + shape::S_AT);
-    float *rescale = reinterpret_cast<float *>(shared + shape::SCALE_AT);
-    float *sums = reinterpret_cast<float *>(shared + shape::SUM_AT);
-    uint8_t *weights = shared + shape::P_AT, *valid = shared + shape::VALID_AT;
+    const shared_parts<shape> at(shared);
     const job j = find_job<shape::ROWS>(p);
     const uint32_t row = threadIdx.x / shape::THREADS_A_ROW;
-    uint32_t q[MT][STEPS][4], n_tiles, seen;
-    float acc[MT][8][4] = {};
+    uint32_t q[shape::SCORE_TILES][STEPS][4], n_tiles, seen;
+    sums_of<shape> acc = {};
     row_state state = {-INFINITY, 0};
 
     if (j.begin >= j.end) {
-        put_nothing<FP16>(p, j);
+        put_nothing<shape, FP16>(p, j);
         return;
     }
-    load_queries<MT>(p, j, shared + (shape::STAGES - 1) * STAGE_BYTES, q);
+    load_queries<shape>(p, j, at.stage(shape::STAGES - 1), q);
     seen = row < j.n_rows ? min(seen_by(p, j.first + row, j.len), j.end) : 0;
     n_tiles = (j.end - j.begin + TILE - 1) / TILE;
-    for (uint32_t i = 0; i < shape::STAGES - 1; i++) {
-        if (i < n_tiles)
-            load_tile(p, j, i, shared + i * STAGE_BYTES, valid + i * TILE);
-        copy_commit();
+    for (uint32_t i = 0; i < shape::STAGES - 1; i++)
+        load_next<shape>(p, j, i, n_tiles, at);
+    if (shape::AHEAD) {
+        copy_wait<shape::STAGES - 2>();
+        __syncthreads();
+        score_tile<shape, FP16>(at.stage(0), q, at.scores);
     }
     for (uint32_t i = 0; i < n_tiles; i++) {
-        uint32_t at = i % shape::STAGES, next = i + shape::STAGES - 1, t0 = j.begin + i * TILE;
+        uint32_t t0 = j.begin + i * TILE;
 
-        copy_wait<shape::STAGES - 2>();
-        __syncthreads(); /* tile i has come, and tile i - 1 is no longer read */
-        if (next < n_tiles)
-            load_tile(p, j, next, shared + next % shape::STAGES * STAGE_BYTES, valid + next % shape::STAGES * TILE);
-        copy_commit();
-        score_tile<MT, FP16>(shared + at * STAGE_BYTES, q, scores);
-        __syncthreads();
-        weigh_tile<MT, FP16>(scores, valid + at * TILE, seen > t0 ? seen - t0 : 0, p.scale_log2, state, weights,
-                             rescale);
-        __syncthreads();
-        add_values<MT, FP16>(shared + at * STAGE_BYTES, weights, rescale, acc);
+        if (!shape::AHEAD)
+            copy_wait<shape::STAGES - 2>();
+        __syncthreads(); /* tile i has come or is scored, and tile i - 1 is no longer read */
+        load_next<shape>(p, j, i + shape::STAGES - 1, n_tiles, at);
+        if (!shape::AHEAD) {
+            score_tile<shape, FP16>(at.stage(i), q, at.scores);
+            __syncthreads();
+        }
+        weigh_tile<shape, FP16>(at.scores, at.valid_of(i), seen > t0 ? seen - t0 : 0, p.scale_log2, state, at.weights,
+                                at.rescale);
+        if (shape::AHEAD)
+            copy_wait<shape::STAGES - 2>();
+        __syncthreads(); /* the weights are there, the scores are free, and tile i + 1 has come if it is wanted now */
+        if (shape::AHEAD && i + 1 < n_tiles)
+            score_tile<shape, FP16>(at.stage(i + 1), q, at.scores);
+        add_values<shape, FP16>(at.stage(i), at.weights, at.rescale, acc);
     }
     if (threadIdx.x % shape::THREADS_A_ROW == 0) {
-        sums[row] = state.sum;
+        at.sums[row] = state.sum;
         if (row < j.n_rows)
             put_lse(p, j, row, state.sum == 0 ? -INFINITY : (state.max + log2f(state.sum)) * 0.693147181f);
     }
     __syncthreads();
-    put_results<MT, FP16>(p, j, sums, acc);
+    put_results<shape, FP16>(p, j, at.sums, acc);
 }
 
-/* One block a row: the weight of each part from its LSE, then the parts in increasing order. */
+/* One block a row: the weight of each part from its LSE, then the parts in increasing order.  A part without tokens is
+ * not read: nothing was written there. */
 template <bool FP16>
 __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ decode_params p)
 {
+    __shared__ float weights[KVS_MLA_MAX_PARTS];
     uint32_t seq = blockIdx.x / p.rows, row = blockIdx.x % p.rows, d = threadIdx.x * 4;
     uint64_t token = (uint64_t)seq * p.a.s_q + row / p.a.h_q, head = row % p.a.h_q, at = (uint64_t)blockIdx.x * p.parts;
     uint8_t *out = operand_row(p.a.out, token, head) + d * VALUE;
     float top = -INFINITY, sum = 0, v[4] = {0, 0, 0, 0};
 
+    for (uint32_t i = threadIdx.x; i < p.parts; i += MERGE_THREADS)
+        weights[i] = p.part_lse[at + i];
+    __syncthreads();
     for (uint32_t i = 0; i < p.parts; i++)
-        top = fmaxf(top, p.part_lse[at + i]);
+        top = fmaxf(top, weights[i]);
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < p.parts; i += MERGE_THREADS)
+        weights[i] = weights[i] == -INFINITY ? 0 : expf(weights[i] - top);
+    __syncthreads();
+#pragma unroll 8
     for (uint32_t i = 0; i < p.parts; i++) {
-        float lse = p.part_lse[at + i], w;
-        float4 x;
+        float w = weights[i];
+        float4 x = make_float4(0, 0, 0, 0);
 
-        if (lse == -INFINITY)
-            continue;
-        w = expf(lse - top);
-        x = *reinterpret_cast<const float4 *>(p.part_out + (at + i) * LATENT + d);
+        if (w != 0)
+            x = *reinterpret_cast<const float4 *>(p.part_out + (at + i) * LATENT + d);
         sum += w;
         v[0] += w * x.x;
         v[1] += w * x.y;
@@ -552,7 +622,7 @@ uint32_t rows_a_block(const kvs_mla_decode_args *a)
     if (a->s_q * a->h_q <= 16 || cudaGetDevice(&device) != cudaSuccess ||
         cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
         return 16;
-    return bytes >= tile_shape<2>::BYTES ? 32 : 16;
+    return bytes >= wide_shape::BYTES ? 32 : 16;
 }
 
 /* Blocks that run at once: what parts should fill. */
@@ -571,7 +641,7 @@ uint64_t partials(const kvs_mla_decode_args *a, uint32_t parts)
     return parts > 1 ? (uint64_t)a->n_seqs * a->s_q * a->h_q * parts : 0;
 }
 
-template <int MT, bool FP16> cudaError_t kernel_init()
+template <typename shape, bool FP16> cudaError_t kernel_init()
 {
     int device = 0, bytes = 0;
     cudaFuncAttributes attributes;
@@ -580,10 +650,9 @@ template <int MT, bool FP16> cudaError_t kernel_init()
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (e == cudaSuccess)
-        e = cudaFuncGetAttributes(&attributes, decode_kernel<MT, FP16>);
-    if (e == cudaSuccess && bytes >= tile_shape<MT>::BYTES)
-        e = cudaFuncSetAttribute(decode_kernel<MT, FP16>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 tile_shape<MT>::BYTES);
+        e = cudaFuncGetAttributes(&attributes, decode_kernel<shape, FP16>);
+    if (e == cudaSuccess && bytes >= shape::BYTES)
+        e = cudaFuncSetAttribute(decode_kernel<shape, FP16>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::BYTES);
     return e;
 }
 
@@ -591,10 +660,10 @@ template <bool FP16> cudaError_t launch(const decode_params &p, uint32_t rows, u
 {
     cudaError_t e;
 
-    if (rows == 32)
-        decode_kernel<2, FP16><<<(unsigned)blocks, THREADS, tile_shape<2>::BYTES, stream>>>(p);
+    if (rows == wide_shape::ROWS)
+        decode_kernel<wide_shape, FP16><<<(unsigned)blocks, wide_shape::THREADS, wide_shape::BYTES, stream>>>(p);
     else
-        decode_kernel<1, FP16><<<(unsigned)blocks, THREADS, tile_shape<1>::BYTES, stream>>>(p);
+        decode_kernel<small_shape, FP16><<<(unsigned)blocks, small_shape::THREADS, small_shape::BYTES, stream>>>(p);
     e = cudaGetLastError();
     if (e != cudaSuccess || p.parts == 1)
         return e;
@@ -607,14 +676,14 @@ template <bool FP16> cudaError_t launch(const decode_params &p, uint32_t rows, u
 extern "C" kvs_status kvs_mla_decode_cuda_init(kvs_err *err)
 {
     cudaFuncAttributes attributes;
-    cudaError_t e = kernel_init<1, false>();
+    cudaError_t e = kernel_init<small_shape, false>();
 
     if (e == cudaSuccess)
-        e = kernel_init<1, true>();
+        e = kernel_init<small_shape, true>();
     if (e == cudaSuccess)
-        e = kernel_init<2, false>();
+        e = kernel_init<wide_shape, false>();
     if (e == cudaSuccess)
-        e = kernel_init<2, true>();
+        e = kernel_init<wide_shape, true>();
     if (e == cudaSuccess)
         e = cudaFuncGetAttributes(&attributes, merge_kernel<false>);
     if (e == cudaSuccess)

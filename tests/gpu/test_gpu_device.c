@@ -156,8 +156,10 @@ static bool canaries_hold(pair *p, const planes *g, const uint32_t *slots, uint3
         for (uint32_t j = 0; j < g->n_planes; j++) {
             uint64_t from = j * g->plane_stride + slots[i] * g->slot_stride + g->page;
 
-            if (from + look <= bytes)
-                c[k++] = (device_copy){at + k * LOOK, g->base + from, look};
+            if (from + look <= bytes) {
+                c[k] = (device_copy){at + k * LOOK, g->base + from, look};
+                k++;
+            }
         }
     if (good && k > 0 && !copy_and_wait(p->store, c, k))
         good = false;

@@ -25,14 +25,11 @@
 #include "kernels/mla_check.h"
 #include "proto/layout.h"
 
-#ifndef WIDE_SPLIT
-#define WIDE_SPLIT 2
-#endif
-
 namespace
 {
 
 enum {
+    THREADS = 256,
     TILE = 32, /* tokens of a stage */
     VALUE = 2, /* bytes */
     LATENT = KVS_MLA_LATENT,
@@ -40,12 +37,14 @@ enum {
     ROW_BYTES = ROW * VALUE,
     CHUNK = 16, /* bytes; ldmatrix reads rows of one chunk */
     CHUNKS = ROW_BYTES / CHUNK,
+    LOADERS = THREADS / TILE, /* threads a row of a stage */
     LATENT_CHUNKS = LATENT * VALUE / CHUNK,
     SLICES = 4, /* of the 576 dimensions, for the scores */
     STEPS = ROW / 16 / SLICES,
     STAGE_BYTES = TILE * ROW_BYTES,
-    S_PITCH = 40, /* floats: 8 rows apart are different banks */
-    P_PITCH = 40, /* values: likewise for ldmatrix */
+    VALUE_TILES = LATENT / 8 / (THREADS / 32), /* n8 tiles of a warp */
+    S_PITCH = 40,                              /* floats: 8 rows apart are different banks */
+    P_PITCH = 40,                              /* values: likewise for ldmatrix */
     MERGE_THREADS = 128,
     TOKENS_A_FIXED_PART = 1024,
     TOKENS_A_PART = 128, /* less is not worth a block */
@@ -63,34 +62,28 @@ struct decode_params {
     uint32_t out_aligned; /* out: of 8 */
 };
 
-/* MT: m16 tiles of query rows.  MS: how many groups of warps share them for the scores; more warps hide more latency.
- * One tile a block leaves room for a second block, which works while the first one waits; two tiles do not, so that
- * block has a stage more and scores the next tile beside the values of this one. */
-template <int MT, int MS> struct tile_shape {
+/* MT: m16 tiles of query rows.  One tile a block leaves room for a second block, which works while the first one waits.
+ * Two tiles do not: that block has a stage more, and scores the next tile while it weighs this one. */
+template <int MT> struct tile_shape {
     enum {
-        THREADS = 256 * MS,
         BLOCKS_A_PROCESSOR = MT == 1 ? 2 : 1,
         ROWS = 16 * MT,
         ROW_TILES = MT,
-        STAGES = MT == 1 ? 2 : 3,
-        AHEAD = MT == 1 ? 0 : 1,   /* tiles scored before the values of this one are added */
-        LOADERS = THREADS / TILE,  /* threads a row */
-        SCORE_TILES = MT / MS,     /* of a warp */
-        VALUE_TILES = 64 / MS / 8, /* n8 tiles of a warp */
+        AHEAD = MT == 1 ? 0 : 1, /* tiles scored before this one is weighed */
+        STAGES = 2 + AHEAD,
         THREADS_A_ROW = THREADS / ROWS,
         TOKENS_A_THREAD = TILE / THREADS_A_ROW,
-        S_BYTES = SLICES * ROWS * S_PITCH * 4,
-        P_BYTES = ROWS * P_PITCH * VALUE,
+        S_FLOATS = SLICES * ROWS * S_PITCH,
         S_AT = STAGES * STAGE_BYTES,
-        P_AT = S_AT + S_BYTES,
-        SCALE_AT = P_AT + P_BYTES,
+        P_AT = S_AT + (1 + AHEAD) * S_FLOATS * 4,
+        SCALE_AT = P_AT + ROWS * P_PITCH * VALUE,
         SUM_AT = SCALE_AT + ROWS * 4,
         VALID_AT = SUM_AT + ROWS * 4,
         BYTES = VALID_AT + STAGES * TILE,
     };
 };
-typedef tile_shape<1, 1> small_shape;
-typedef tile_shape<2, WIDE_SPLIT> wide_shape;
+typedef tile_shape<1> small_shape;
+typedef tile_shape<2> wide_shape;
 
 __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
@@ -208,37 +201,45 @@ template <int ROWS> __device__ __forceinline__ job find_job(const decode_params 
     return j;
 }
 
-/* Token tile `i` of the job into `stage`: LOADERS threads a row. */
-template <int LOADERS>
-__device__ __forceinline__ void load_tile(const decode_params &p, const job &j, uint32_t i, uint8_t *stage,
+/* What a loading thread does for a tile: a row of it.  The table is read a tile ahead, so that nobody waits for it. */
+struct load_plan {
+    uint32_t offset; /* of the token in its page */
+    int32_t block;   /* as the table has it */
+    bool wanted;     /* the tile has this row */
+};
+
+__device__ __forceinline__ load_plan plan_load(const decode_params &p, const job &j, uint32_t tile)
+{
+    uint32_t t = j.begin + tile * TILE + threadIdx.x / LOADERS, tokens = p.a.view.tokens_per_block;
+    load_plan l = {0, 0, t < j.end};
+
+    if (l.wanted) {
+        l.offset = t % tokens;
+        l.block = p.a.block_table[j.seq * p.a.table_stride + t / tokens];
+    }
+    return l;
+}
+
+/* The planned tile into `stage`: LOADERS threads a row. */
+__device__ __forceinline__ void load_tile(const decode_params &p, const job &j, const load_plan &l, uint8_t *stage,
                                           uint8_t *valid)
 {
-    static_assert(LOADERS % 8 == 0, "a step of LOADERS chunks leaves the swizzle alone");
-    uint32_t r = threadIdx.x / LOADERS, c = threadIdx.x % LOADERS, t = j.begin + i * TILE + r;
+    static_assert(LOADERS % 8 == 0 && CHUNKS % LOADERS == 0, "a step of LOADERS chunks leaves the swizzle alone");
+    uint32_t r = threadIdx.x / LOADERS, c = threadIdx.x % LOADERS;
     uint8_t *dst = stage + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK;
-    bool ok = t < j.end;
-    const uint8_t *src = nullptr;
+    bool ok = l.wanted && l.block >= 0 && (uint32_t)l.block < p.a.view.n_blocks;
+    const uint8_t *src = ok ? kvs_view_row(&p.a.view, (uint32_t)l.block, l.offset) + c * CHUNK : nullptr;
 
-    if (ok) {
-        uint32_t tokens = p.a.view.tokens_per_block, page = t / tokens, offset = t % tokens;
-        int32_t block = p.a.block_table[j.seq * p.a.table_stride + page];
-
-        ok = block >= 0 && (uint32_t)block < p.a.view.n_blocks;
-        if (ok)
-            src = kvs_view_row(&p.a.view, (uint32_t)block, offset) + c * CHUNK;
-        else if (j.counts && offset == 0 && c == 0)
-            atomicAdd(p.bad, 1u);
-    }
+    if (l.wanted && !ok && j.counts && l.offset == 0 && c == 0)
+        atomicAdd(p.bad, 1u);
     if (c == 0)
         valid[r] = ok;
 #pragma unroll
-    for (int k = 0; k < (CHUNKS + LOADERS - 1) / LOADERS; k++) {
-        if (CHUNKS % LOADERS != 0 && c + k * LOADERS >= CHUNKS)
-            break;
+    for (int k = 0; k < CHUNKS; k += LOADERS) {
         if (ok)
-            copy_async(shared_address(dst + k * LOADERS * CHUNK), src + k * LOADERS * CHUNK);
+            copy_async(shared_address(dst + k * CHUNK), src + k * CHUNK);
         else
-            *reinterpret_cast<uint4 *>(dst + k * LOADERS * CHUNK) = make_uint4(0, 0, 0, 0);
+            *reinterpret_cast<uint4 *>(dst + k * CHUNK) = make_uint4(0, 0, 0, 0);
     }
 }
 
@@ -260,11 +261,11 @@ __device__ __forceinline__ uint4 load_values(const uint8_t *src, uint32_t aligne
 /* Query rows into shared memory as a tile, then each warp's slice of dimensions into its registers. */
 template <typename shape>
 __device__ __forceinline__ void load_queries(const decode_params &p, const job &j, uint8_t *tile,
-                                             uint32_t q[shape::SCORE_TILES][STEPS][4])
+                                             uint32_t q[shape::ROW_TILES][STEPS][4])
 {
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp / 2 % SLICES, split = warp / 2 / SLICES;
+    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp / 2;
 
-    for (uint32_t i = threadIdx.x; i < shape::ROWS * CHUNKS; i += shape::THREADS) {
+    for (uint32_t i = threadIdx.x; i < shape::ROWS * CHUNKS; i += THREADS) {
         uint32_t r = i / CHUNKS, c = i % CHUNKS, row = j.first + r;
         uint4 v = make_uint4(0, 0, 0, 0);
 
@@ -279,10 +280,10 @@ __device__ __forceinline__ void load_queries(const decode_params &p, const job &
     }
     __syncthreads();
 #pragma unroll
-    for (int m = 0; m < shape::SCORE_TILES; m++)
+    for (int m = 0; m < shape::ROW_TILES; m++)
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
-            uint32_t r = (split * shape::SCORE_TILES + m) * 16 + lane % 16;
+            uint32_t r = m * 16 + lane % 16;
             uint32_t c = 2 * (slice * STEPS + s) + lane / 16;
 
             load_matrices(q[m][s], shared_address(tile + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK));
@@ -292,14 +293,14 @@ __device__ __forceinline__ void load_queries(const decode_params &p, const job &
 
 /* Scores of this warp's rows and half the tile, over its dimensions. */
 template <typename shape, bool FP16>
-__device__ __forceinline__ void score_tile(const uint8_t *stage, const uint32_t q[shape::SCORE_TILES][STEPS][4],
+__device__ __forceinline__ void score_tile(const uint8_t *stage, const uint32_t q[shape::ROW_TILES][STEPS][4],
                                            float *scores)
 {
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = warp % 2;
-    uint32_t slice = warp / 2 % SLICES, split = warp / 2 / SLICES;
+    uint32_t slice = warp / 2;
     uint32_t token = half * 16 + lane % 8 + lane / 16 * 8, high = lane / 8 % 2, x = lane % 8;
     uint32_t row = shared_address(stage + token * ROW_BYTES);
-    float acc[shape::SCORE_TILES][2][4] = {};
+    float acc[shape::ROW_TILES][2][4] = {};
 
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
@@ -307,16 +308,16 @@ __device__ __forceinline__ void score_tile(const uint8_t *stage, const uint32_t 
 
         load_matrices(k, row + ((2 * (slice * STEPS + s) + high) ^ x) * CHUNK);
 #pragma unroll
-        for (int m = 0; m < shape::SCORE_TILES; m++) {
+        for (int m = 0; m < shape::ROW_TILES; m++) {
             multiply_add<FP16>(acc[m][0], q[m][s], k[0], k[1]);
             multiply_add<FP16>(acc[m][1], q[m][s], k[2], k[3]);
         }
     }
 #pragma unroll
-    for (int m = 0; m < shape::SCORE_TILES; m++)
+    for (int m = 0; m < shape::ROW_TILES; m++)
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            uint32_t r = slice * shape::ROWS + (split * shape::SCORE_TILES + m) * 16 + lane / 4;
+            uint32_t r = slice * shape::ROWS + m * 16 + lane / 4;
             float *at = scores + r * S_PITCH + half * 16 + n * 8 + lane % 4 * 2;
 
             *reinterpret_cast<float2 *>(at) = make_float2(acc[m][n][0], acc[m][n][1]);
@@ -371,7 +372,7 @@ __device__ __forceinline__ void weigh_tile(const float *scores, const uint8_t *v
 
 /* The sums of a warp: all rows, VALUE_TILES * 8 dimensions. */
 template <typename shape> struct sums_of {
-    float at[shape::ROW_TILES][shape::VALUE_TILES][4];
+    float at[shape::ROW_TILES][VALUE_TILES][4];
 };
 
 /* acc = acc * rescale + weights . values */
@@ -388,7 +389,7 @@ __device__ __forceinline__ void add_values(const uint8_t *stage, const uint8_t *
         float upper = rescale[m * 16 + lane / 4], lower = rescale[m * 16 + lane / 4 + 8];
 
 #pragma unroll
-        for (int n = 0; n < shape::VALUE_TILES; n++) {
+        for (int n = 0; n < VALUE_TILES; n++) {
             acc.at[m][n][0] *= upper;
             acc.at[m][n][1] *= upper;
             acc.at[m][n][2] *= lower;
@@ -404,11 +405,10 @@ __device__ __forceinline__ void add_values(const uint8_t *stage, const uint8_t *
             load_matrices(w[m],
                           shared_address(weights + ((m * 16 + lane % 16) * P_PITCH + k * 16 + lane / 16 * 8) * VALUE));
 #pragma unroll
-        for (int n = 0; n < shape::VALUE_TILES; n += 2) {
+        for (int n = 0; n < VALUE_TILES; n += 2) {
             uint32_t v[4];
 
-            load_matrices_transposed(v,
-                                     row + k * 16 * ROW_BYTES + ((warp * shape::VALUE_TILES + n + high) ^ x) * CHUNK);
+            load_matrices_transposed(v, row + k * 16 * ROW_BYTES + ((warp * VALUE_TILES + n + high) ^ x) * CHUNK);
 #pragma unroll
             for (int m = 0; m < shape::ROW_TILES; m++) {
                 multiply_add<FP16>(acc.at[m][n], w[m], v[0], v[1]);
@@ -449,13 +449,13 @@ __device__ __forceinline__ void put_values(const decode_params &p, const job &j,
 }
 
 /* A part without tokens: its LSE says so, and merging does not look at its values. */
-template <typename shape, bool FP16> __device__ __forceinline__ void put_nothing(const decode_params &p, const job &j)
+template <bool FP16> __device__ __forceinline__ void put_nothing(const decode_params &p, const job &j)
 {
-    for (uint32_t r = threadIdx.x; r < j.n_rows; r += shape::THREADS)
+    for (uint32_t r = threadIdx.x; r < j.n_rows; r += THREADS)
         put_lse(p, j, r, -INFINITY);
     if (p.parts > 1)
         return;
-    for (uint32_t i = threadIdx.x; i < j.n_rows * LATENT / 2; i += shape::THREADS)
+    for (uint32_t i = threadIdx.x; i < j.n_rows * LATENT / 2; i += THREADS)
         put_values<FP16>(p, j, i / (LATENT / 2), i % (LATENT / 2) * 2, 0, 0);
 }
 
@@ -475,9 +475,9 @@ __device__ __forceinline__ void put_results(const decode_params &p, const job &j
             if (r >= j.n_rows)
                 continue;
 #pragma unroll
-            for (int n = 0; n < shape::VALUE_TILES; n++)
-                put_values<FP16>(p, j, r, (warp * shape::VALUE_TILES + n) * 8 + lane % 4 * 2,
-                                 acc.at[m][n][2 * h] * factor, acc.at[m][n][2 * h + 1] * factor);
+            for (int n = 0; n < VALUE_TILES; n++)
+                put_values<FP16>(p, j, r, (warp * VALUE_TILES + n) * 8 + lane % 4 * 2, acc.at[m][n][2 * h] * factor,
+                                 acc.at[m][n][2 * h + 1] * factor);
         }
 }
 
@@ -501,61 +501,67 @@ template <typename shape> struct shared_parts {
     {
         return valid + tile % shape::STAGES * TILE;
     }
+    __device__ __forceinline__ float *scores_of(uint32_t tile) const
+    {
+        return scores + tile % (1 + shape::AHEAD) * shape::S_FLOATS;
+    }
 };
 
+/* Load tile `i` as planned, then plan the one behind it. */
 template <typename shape>
-__device__ __forceinline__ void load_next(const decode_params &p, const job &j, uint32_t i, uint32_t n_tiles,
+__device__ __forceinline__ void load_next(const decode_params &p, const job &j, uint32_t i, load_plan &plan,
                                           const shared_parts<shape> &at)
 {
-    if (i < n_tiles)
-        load_tile<shape::LOADERS>(p, j, i, at.stage(i), at.valid_of(i));
+    if (j.begin + i * TILE < j.end)
+        load_tile(p, j, plan, at.stage(i), at.valid_of(i));
     copy_commit(); /* also an empty group: the waits count groups */
+    plan = plan_load(p, j, i + 1);
 }
 
 template <typename shape, bool FP16>
-__global__ void __launch_bounds__(shape::THREADS, shape::BLOCKS_A_PROCESSOR)
+__global__ void __launch_bounds__(THREADS, shape::BLOCKS_A_PROCESSOR)
     decode_kernel(const __grid_constant__ decode_params p)
 {
     extern __shared__ __align__(128) uint8_t shared[];
     const shared_parts<shape> at(shared);
     const job j = find_job<shape::ROWS>(p);
     const uint32_t row = threadIdx.x / shape::THREADS_A_ROW;
-    uint32_t q[shape::SCORE_TILES][STEPS][4], n_tiles, seen;
+    uint32_t q[shape::ROW_TILES][STEPS][4], n_tiles, seen;
     sums_of<shape> acc = {};
     row_state state = {-INFINITY, 0};
+    load_plan plan;
 
     if (j.begin >= j.end) {
-        put_nothing<shape, FP16>(p, j);
+        put_nothing<FP16>(p, j);
         return;
     }
+    plan = plan_load(p, j, 0);
     load_queries<shape>(p, j, at.stage(shape::STAGES - 1), q);
     seen = row < j.n_rows ? min(seen_by(p, j.first + row, j.len), j.end) : 0;
     n_tiles = (j.end - j.begin + TILE - 1) / TILE;
     for (uint32_t i = 0; i < shape::STAGES - 1; i++)
-        load_next<shape>(p, j, i, n_tiles, at);
+        load_next<shape>(p, j, i, plan, at);
     if (shape::AHEAD) {
         copy_wait<shape::STAGES - 2>();
         __syncthreads();
-        score_tile<shape, FP16>(at.stage(0), q, at.scores);
+        score_tile<shape, FP16>(at.stage(0), q, at.scores_of(0));
     }
     for (uint32_t i = 0; i < n_tiles; i++) {
-        uint32_t t0 = j.begin + i * TILE;
+        uint32_t t0 = j.begin + i * TILE, visible = seen > t0 ? seen - t0 : 0, next = i + shape::AHEAD;
+        /* Of two warps that share a scheduler, one begins with what the other one ends with. */
+        bool score_first = !shape::AHEAD || threadIdx.x >= THREADS / 2;
 
+        copy_wait<0>();
+        __syncthreads(); /* tile `next` has come, tile i is scored if it was scored ahead, tile i - 1 is done with */
+        load_next<shape>(p, j, i + shape::STAGES - 1, plan, at);
+        if (score_first && next < n_tiles)
+            score_tile<shape, FP16>(at.stage(next), q, at.scores_of(next));
         if (!shape::AHEAD)
-            copy_wait<shape::STAGES - 2>();
-        __syncthreads(); /* tile i has come or is scored, and tile i - 1 is no longer read */
-        load_next<shape>(p, j, i + shape::STAGES - 1, n_tiles, at);
-        if (!shape::AHEAD) {
-            score_tile<shape, FP16>(at.stage(i), q, at.scores);
             __syncthreads();
-        }
-        weigh_tile<shape, FP16>(at.scores, at.valid_of(i), seen > t0 ? seen - t0 : 0, p.scale_log2, state, at.weights,
-                                at.rescale);
-        if (shape::AHEAD)
-            copy_wait<shape::STAGES - 2>();
-        __syncthreads(); /* the weights are there, the scores are free, and tile i + 1 has come if it is wanted now */
-        if (shape::AHEAD && i + 1 < n_tiles)
-            score_tile<shape, FP16>(at.stage(i + 1), q, at.scores);
+        weigh_tile<shape, FP16>(at.scores_of(i), at.valid_of(i), visible, p.scale_log2, state, at.weights, at.rescale);
+        if (!score_first && next < n_tiles)
+            score_tile<shape, FP16>(at.stage(next), q, at.scores_of(next));
+        __syncthreads(); /* all weights of tile i are there */
         add_values<shape, FP16>(at.stage(i), at.weights, at.rescale, acc);
     }
     if (threadIdx.x % shape::THREADS_A_ROW == 0) {
@@ -661,9 +667,9 @@ template <bool FP16> cudaError_t launch(const decode_params &p, uint32_t rows, u
     cudaError_t e;
 
     if (rows == wide_shape::ROWS)
-        decode_kernel<wide_shape, FP16><<<(unsigned)blocks, wide_shape::THREADS, wide_shape::BYTES, stream>>>(p);
+        decode_kernel<wide_shape, FP16><<<(unsigned)blocks, THREADS, wide_shape::BYTES, stream>>>(p);
     else
-        decode_kernel<small_shape, FP16><<<(unsigned)blocks, small_shape::THREADS, small_shape::BYTES, stream>>>(p);
+        decode_kernel<small_shape, FP16><<<(unsigned)blocks, THREADS, small_shape::BYTES, stream>>>(p);
     e = cudaGetLastError();
     if (e != cudaSuccess || p.parts == 1)
         return e;

@@ -121,9 +121,11 @@ __device__ __forceinline__ void multiply_add(float c[4], const uint32_t a[4], ui
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-__device__ __forceinline__ void copy_async(uint32_t dst, const uint8_t *src)
+/* 16 bytes, or 16 zeros if not `ok`: src is not read then. */
+__device__ __forceinline__ void copy_async(uint32_t dst, const uint8_t *src, bool ok)
 {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(ok ? CHUNK : 0)
+                 : "memory");
 }
 
 __device__ __forceinline__ void copy_commit()
@@ -226,21 +228,17 @@ __device__ __forceinline__ void load_tile(const decode_params &p, const job &j, 
 {
     static_assert(LOADERS % 8 == 0 && CHUNKS % LOADERS == 0, "a step of LOADERS chunks leaves the swizzle alone");
     uint32_t r = threadIdx.x / LOADERS, c = threadIdx.x % LOADERS;
-    uint8_t *dst = stage + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK;
+    uint32_t dst = shared_address(stage + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK);
     bool ok = l.wanted && l.block >= 0 && (uint32_t)l.block < p.a.view.n_blocks;
-    const uint8_t *src = ok ? kvs_view_row(&p.a.view, (uint32_t)l.block, l.offset) + c * CHUNK : nullptr;
+    const uint8_t *src = (ok ? kvs_view_row(&p.a.view, (uint32_t)l.block, l.offset) : p.a.view.base) + c * CHUNK;
 
     if (l.wanted && !ok && j.counts && l.offset == 0 && c == 0)
         atomicAdd(p.bad, 1u);
     if (c == 0)
         valid[r] = ok;
 #pragma unroll
-    for (int k = 0; k < CHUNKS; k += LOADERS) {
-        if (ok)
-            copy_async(shared_address(dst + k * CHUNK), src + k * CHUNK);
-        else
-            *reinterpret_cast<uint4 *>(dst + k * CHUNK) = make_uint4(0, 0, 0, 0);
-    }
+    for (int k = 0; k < CHUNKS; k += LOADERS)
+        copy_async(dst + k * CHUNK, src + k * CHUNK, ok);
 }
 
 __device__ __forceinline__ uint4 load_values(const uint8_t *src, uint32_t aligned)
@@ -284,7 +282,7 @@ __device__ __forceinline__ void load_queries(const decode_params &p, const job &
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
             uint32_t r = m * 16 + lane % 16;
-            uint32_t c = 2 * (slice * STEPS + s) + lane / 16;
+            uint32_t c = 8 * s + 2 * slice + lane / 16;
 
             load_matrices(q[m][s], shared_address(tile + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK));
         }
@@ -299,14 +297,14 @@ __device__ __forceinline__ void score_tile(const uint8_t *stage, const uint32_t 
     uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = warp % 2;
     uint32_t slice = warp / 2;
     uint32_t token = half * 16 + lane % 8 + lane / 16 * 8, high = lane / 8 % 2, x = lane % 8;
-    uint32_t row = shared_address(stage + token * ROW_BYTES);
+    uint32_t row = shared_address(stage + token * ROW_BYTES) + ((2 * slice + high) ^ x) * CHUNK;
     float acc[shape::ROW_TILES][2][4] = {};
 
 #pragma unroll
     for (int s = 0; s < STEPS; s++) {
         uint32_t k[4];
 
-        load_matrices(k, row + ((2 * (slice * STEPS + s) + high) ^ x) * CHUNK);
+        load_matrices(k, row + s * 8 * CHUNK);
 #pragma unroll
         for (int m = 0; m < shape::ROW_TILES; m++) {
             multiply_add<FP16>(acc[m][0], q[m][s], k[0], k[1]);
@@ -330,6 +328,11 @@ struct row_state {
     float max, sum;
 };
 
+/* Neighbours that are read at once. */
+template <typename T, int N> struct alignas(sizeof(T) * N) token_run {
+    T at[N];
+};
+
 template <typename shape, bool FP16>
 __device__ __forceinline__ void weigh_tile(const float *scores, const uint8_t *valid, uint32_t visible,
                                            float scale_log2, row_state &state, uint8_t *weights, float *rescale)
@@ -337,14 +340,19 @@ __device__ __forceinline__ void weigh_tile(const float *scores, const uint8_t *v
     uint32_t row = threadIdx.x / shape::THREADS_A_ROW, lane = threadIdx.x % shape::THREADS_A_ROW;
     uint32_t first = lane * shape::TOKENS_A_THREAD;
     float s[shape::TOKENS_A_THREAD], top = -INFINITY, sum = 0, scale = 1;
+    token_run<float, shape::TOKENS_A_THREAD> part[SLICES];
+    token_run<uint8_t, shape::TOKENS_A_THREAD> may;
 
 #pragma unroll
+    for (int i = 0; i < SLICES; i++)
+        part[i] = *reinterpret_cast<const token_run<float, shape::TOKENS_A_THREAD> *>(
+            scores + (i * shape::ROWS + row) * S_PITCH + first);
+    may = *reinterpret_cast<const token_run<uint8_t, shape::TOKENS_A_THREAD> *>(valid + first);
+#pragma unroll
     for (int i = 0; i < shape::TOKENS_A_THREAD; i++) {
-        const float *at = scores + row * S_PITCH + first + i;
-        const uint32_t slice = shape::ROWS * S_PITCH;
-        float v = ((at[0] + at[slice]) + (at[2 * slice] + at[3 * slice])) * scale_log2;
+        float v = ((part[0].at[i] + part[1].at[i]) + (part[2].at[i] + part[3].at[i])) * scale_log2;
 
-        s[i] = first + i < visible && valid[first + i] ? v : -INFINITY;
+        s[i] = first + i < visible && may.at[i] ? v : -INFINITY;
         top = fmaxf(top, s[i]);
     }
 #pragma unroll
@@ -388,6 +396,8 @@ __device__ __forceinline__ void add_values(const uint8_t *stage, const uint8_t *
     for (int m = 0; m < shape::ROW_TILES; m++) {
         float upper = rescale[m * 16 + lane / 4], lower = rescale[m * 16 + lane / 4 + 8];
 
+        if (!__any_sync(0xFFFFFFFFu, upper != 1 || lower != 1))
+            continue; /* no new maximum, as in most tiles: times one changes nothing */
 #pragma unroll
         for (int n = 0; n < VALUE_TILES; n++) {
             acc.at[m][n][0] *= upper;
@@ -493,13 +503,13 @@ template <typename shape> struct shared_parts {
           sums(reinterpret_cast<float *>(base + shape::SUM_AT))
     {
     }
-    __device__ __forceinline__ uint8_t *stage(uint32_t tile) const
+    __device__ __forceinline__ uint8_t *stage(uint32_t i) const
     {
-        return stages + tile % shape::STAGES * STAGE_BYTES;
+        return stages + i * STAGE_BYTES;
     }
-    __device__ __forceinline__ uint8_t *valid_of(uint32_t tile) const
+    __device__ __forceinline__ uint8_t *valid_of(uint32_t i) const
     {
-        return valid + tile % shape::STAGES * TILE;
+        return valid + i * TILE;
     }
     __device__ __forceinline__ float *scores_of(uint32_t tile) const
     {
@@ -507,13 +517,13 @@ template <typename shape> struct shared_parts {
     }
 };
 
-/* Load tile `i` as planned, then plan the one behind it. */
+/* Load tile `i` as planned into stage `s`, then plan the one behind it. */
 template <typename shape>
-__device__ __forceinline__ void load_next(const decode_params &p, const job &j, uint32_t i, load_plan &plan,
+__device__ __forceinline__ void load_next(const decode_params &p, const job &j, uint32_t i, uint32_t s, load_plan &plan,
                                           const shared_parts<shape> &at)
 {
     if (j.begin + i * TILE < j.end)
-        load_tile(p, j, plan, at.stage(i), at.valid_of(i));
+        load_tile(p, j, plan, at.stage(s), at.valid_of(s));
     copy_commit(); /* also an empty group: the waits count groups */
     plan = plan_load(p, j, i + 1);
 }
@@ -540,29 +550,33 @@ __global__ void __launch_bounds__(THREADS, shape::BLOCKS_A_PROCESSOR)
     seen = row < j.n_rows ? min(seen_by(p, j.first + row, j.len), j.end) : 0;
     n_tiles = (j.end - j.begin + TILE - 1) / TILE;
     for (uint32_t i = 0; i < shape::STAGES - 1; i++)
-        load_next<shape>(p, j, i, plan, at);
+        load_next<shape>(p, j, i, i, plan, at);
     if (shape::AHEAD) {
         copy_wait<shape::STAGES - 2>();
         __syncthreads();
         score_tile<shape, FP16>(at.stage(0), q, at.scores_of(0));
     }
-    for (uint32_t i = 0; i < n_tiles; i++) {
-        uint32_t t0 = j.begin + i * TILE, visible = seen > t0 ? seen - t0 : 0, next = i + shape::AHEAD;
+    for (uint32_t i = 0, now = 0; i < n_tiles; i++) { /* stage `now` holds tile i */
+        uint32_t t0 = j.begin + i * TILE, visible = seen > t0 ? seen - t0 : 0;
+        uint32_t after = now + 1 == shape::STAGES ? 0 : now + 1, before = now == 0 ? shape::STAGES - 1 : now - 1;
+        uint32_t next = i + shape::AHEAD, next_stage = shape::AHEAD ? after : now;
         /* Of two warps that share a scheduler, one begins with what the other one ends with. */
         bool score_first = !shape::AHEAD || threadIdx.x >= THREADS / 2;
 
         copy_wait<0>();
         __syncthreads(); /* tile `next` has come, tile i is scored if it was scored ahead, tile i - 1 is done with */
-        load_next<shape>(p, j, i + shape::STAGES - 1, plan, at);
+        load_next<shape>(p, j, i + shape::STAGES - 1, before, plan, at);
         if (score_first && next < n_tiles)
-            score_tile<shape, FP16>(at.stage(next), q, at.scores_of(next));
+            score_tile<shape, FP16>(at.stage(next_stage), q, at.scores_of(next));
         if (!shape::AHEAD)
             __syncthreads();
-        weigh_tile<shape, FP16>(at.scores_of(i), at.valid_of(i), visible, p.scale_log2, state, at.weights, at.rescale);
+        weigh_tile<shape, FP16>(at.scores_of(i), at.valid_of(now), visible, p.scale_log2, state, at.weights,
+                                at.rescale);
         if (!score_first && next < n_tiles)
-            score_tile<shape, FP16>(at.stage(next), q, at.scores_of(next));
+            score_tile<shape, FP16>(at.stage(next_stage), q, at.scores_of(next));
         __syncthreads(); /* all weights of tile i are there */
-        add_values<shape, FP16>(at.stage(i), at.weights, at.rescale, acc);
+        add_values<shape, FP16>(at.stage(now), at.weights, at.rescale, acc);
+        now = after;
     }
     if (threadIdx.x % shape::THREADS_A_ROW == 0) {
         at.sums[row] = state.sum;

@@ -58,8 +58,9 @@ struct decode_params {
     float scale_log2;
     uint32_t rows; /* s_q * h_q */
     uint32_t row_blocks, parts;
-    uint32_t q_aligned;   /* q_nope and q_pe: bases and strides are multiples of 16 */
-    uint32_t out_aligned; /* out: of 8 */
+    uint32_t step_pages, step_tokens; /* from a tile to the next: TILE over and modulo tokens_per_block */
+    uint32_t q_aligned;               /* q_nope and q_pe: bases and strides are multiples of 16 */
+    uint32_t out_aligned;             /* out: of 8 */
 };
 
 /* MT: m16 tiles of query rows.  One tile a block leaves room for a second block, which works while the first one waits.
@@ -149,6 +150,24 @@ template <bool FP16> __device__ __forceinline__ uint32_t pack(float low, float h
     return u;
 }
 
+/* Kept in a register: reading it anew takes longer than it looks. */
+__device__ __forceinline__ uint32_t thread_index()
+{
+    uint32_t i;
+
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
+    return i;
+}
+
+/* 2^x; below -126 it is 0, which also minus infinity gives. */
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Two or four values of an output row, which may start at any value. */
 __device__ __forceinline__ void store_pair(uint8_t *dst, uint32_t pair, uint32_t aligned)
 {
@@ -203,36 +222,51 @@ template <int ROWS> __device__ __forceinline__ job find_job(const decode_params 
     return j;
 }
 
-/* What a loading thread does for a tile: a row of it.  The table is read a tile ahead, so that nobody waits for it. */
+/* What a loading thread does for a tile: a row of it.  The table is read a tile ahead, so that nobody waits for it, and
+ * the place in the table moves on by additions: a division a tile would cost a tenth of the time. */
 struct load_plan {
-    uint32_t offset; /* of the token in its page */
-    int32_t block;   /* as the table has it */
-    bool wanted;     /* the tile has this row */
+    uint32_t t, page, offset; /* token of the sequence; page of the table, token of the page */
+    int32_t block;            /* as the table has it */
 };
 
-__device__ __forceinline__ load_plan plan_load(const decode_params &p, const job &j, uint32_t tile)
+__device__ __forceinline__ void read_table(const decode_params &p, const job &j, load_plan &l)
 {
-    uint32_t t = j.begin + tile * TILE + threadIdx.x / LOADERS, tokens = p.a.view.tokens_per_block;
-    load_plan l = {0, 0, t < j.end};
+    if (l.t < j.end)
+        l.block = p.a.block_table[j.seq * p.a.table_stride + l.page];
+}
 
-    if (l.wanted) {
-        l.offset = t % tokens;
-        l.block = p.a.block_table[j.seq * p.a.table_stride + t / tokens];
-    }
+__device__ __forceinline__ load_plan first_load(const decode_params &p, const job &j, uint32_t tid)
+{
+    uint32_t t = j.begin + tid / LOADERS, tokens = p.a.view.tokens_per_block;
+    load_plan l = {t, t / tokens, t % tokens, -1};
+
+    read_table(p, j, l);
     return l;
 }
 
+__device__ __forceinline__ void next_load(const decode_params &p, const job &j, load_plan &l)
+{
+    l.t += TILE;
+    l.page += p.step_pages;
+    l.offset += p.step_tokens;
+    if (l.offset >= p.a.view.tokens_per_block) {
+        l.offset -= p.a.view.tokens_per_block;
+        l.page++;
+    }
+    read_table(p, j, l);
+}
+
 /* The planned tile into `stage`: LOADERS threads a row. */
-__device__ __forceinline__ void load_tile(const decode_params &p, const job &j, const load_plan &l, uint8_t *stage,
-                                          uint8_t *valid)
+__device__ __forceinline__ void load_tile(const decode_params &p, const job &j, const load_plan &l, uint32_t tid,
+                                          uint8_t *stage, uint8_t *valid)
 {
     static_assert(LOADERS % 8 == 0 && CHUNKS % LOADERS == 0, "a step of LOADERS chunks leaves the swizzle alone");
-    uint32_t r = threadIdx.x / LOADERS, c = threadIdx.x % LOADERS;
+    uint32_t r = tid / LOADERS, c = tid % LOADERS;
     uint32_t dst = shared_address(stage + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK);
-    bool ok = l.wanted && l.block >= 0 && (uint32_t)l.block < p.a.view.n_blocks;
+    bool wanted = l.t < j.end, ok = wanted && l.block >= 0 && (uint32_t)l.block < p.a.view.n_blocks;
     const uint8_t *src = (ok ? kvs_view_row(&p.a.view, (uint32_t)l.block, l.offset) : p.a.view.base) + c * CHUNK;
 
-    if (l.wanted && !ok && j.counts && l.offset == 0 && c == 0)
+    if (wanted && !ok && j.counts && l.offset == 0 && c == 0)
         atomicAdd(p.bad, 1u);
     if (c == 0)
         valid[r] = ok;
@@ -292,9 +326,9 @@ __device__ __forceinline__ void load_queries(const decode_params &p, const job &
 /* Scores of this warp's rows and half the tile, over its dimensions. */
 template <typename shape, bool FP16>
 __device__ __forceinline__ void score_tile(const uint8_t *stage, const uint32_t q[shape::ROW_TILES][STEPS][4],
-                                           float *scores)
+                                           float *scores, uint32_t tid)
 {
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = warp % 2;
+    uint32_t lane = tid % 32, warp = tid / 32, half = warp % 2;
     uint32_t slice = warp / 2;
     uint32_t token = half * 16 + lane % 8 + lane / 16 * 8, high = lane / 8 % 2, x = lane % 8;
     uint32_t row = shared_address(stage + token * ROW_BYTES) + ((2 * slice + high) ^ x) * CHUNK;
@@ -335,11 +369,12 @@ template <typename T, int N> struct alignas(sizeof(T) * N) token_run {
 
 template <typename shape, bool FP16>
 __device__ __forceinline__ void weigh_tile(const float *scores, const uint8_t *valid, uint32_t visible,
-                                           float scale_log2, row_state &state, uint8_t *weights, float *rescale)
+                                           float scale_log2, row_state &state, uint8_t *weights, float *rescale,
+                                           uint32_t tid)
 {
-    uint32_t row = threadIdx.x / shape::THREADS_A_ROW, lane = threadIdx.x % shape::THREADS_A_ROW;
+    uint32_t row = tid / shape::THREADS_A_ROW, lane = tid % shape::THREADS_A_ROW;
     uint32_t first = lane * shape::TOKENS_A_THREAD;
-    float s[shape::TOKENS_A_THREAD], top = -INFINITY, sum = 0, scale = 1;
+    float s[shape::TOKENS_A_THREAD], top = -INFINITY, sum = 0, scale, zero;
     token_run<float, shape::TOKENS_A_THREAD> part[SLICES];
     token_run<uint8_t, shape::TOKENS_A_THREAD> may;
 
@@ -359,11 +394,11 @@ __device__ __forceinline__ void weigh_tile(const float *scores, const uint8_t *v
     for (int i = shape::THREADS_A_ROW / 2; i > 0; i /= 2)
         top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, i));
     top = fmaxf(state.max, top);
-    if (top != -INFINITY)
-        scale = exp2f(state.max - top);
+    zero = top == -INFINITY ? 0.0f : top; /* nothing seen so far: all weights are 2^-inf */
+    scale = exp2_fast(state.max - zero);
 #pragma unroll
     for (int i = 0; i < shape::TOKENS_A_THREAD; i++) {
-        s[i] = top != -INFINITY ? exp2f(s[i] - top) : 0.0f;
+        s[i] = exp2_fast(s[i] - zero);
         sum += s[i];
     }
 #pragma unroll
@@ -386,9 +421,9 @@ template <typename shape> struct sums_of {
 /* acc = acc * rescale + weights . values */
 template <typename shape, bool FP16>
 __device__ __forceinline__ void add_values(const uint8_t *stage, const uint8_t *weights, const float *rescale,
-                                           sums_of<shape> &acc)
+                                           sums_of<shape> &acc, uint32_t tid)
 {
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint32_t lane = tid % 32, warp = tid / 32;
     uint32_t token = lane % 8 + lane / 8 % 2 * 8, high = lane / 16, x = lane % 8;
     uint32_t row = shared_address(stage + token * ROW_BYTES);
 
@@ -480,14 +515,16 @@ __device__ __forceinline__ void put_results(const decode_params &p, const job &j
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             uint32_t r = m * 16 + h * 8 + lane / 4;
-            float sum = sums[r], factor = sum == 0 ? 0 : 1 / sum;
+            bool nothing = sums[r] == 0;
+            float factor = 1 / sums[r];
 
             if (r >= j.n_rows)
                 continue;
 #pragma unroll
             for (int n = 0; n < VALUE_TILES; n++)
-                put_values<FP16>(p, j, r, (warp * VALUE_TILES + n) * 8 + lane % 4 * 2, acc.at[m][n][2 * h] * factor,
-                                 acc.at[m][n][2 * h + 1] * factor);
+                put_values<FP16>(p, j, r, (warp * VALUE_TILES + n) * 8 + lane % 4 * 2,
+                                 nothing ? 0 : acc.at[m][n][2 * h] * factor,
+                                 nothing ? 0 : acc.at[m][n][2 * h + 1] * factor);
         }
 }
 
@@ -520,12 +557,12 @@ template <typename shape> struct shared_parts {
 /* Load tile `i` as planned into stage `s`, then plan the one behind it. */
 template <typename shape>
 __device__ __forceinline__ void load_next(const decode_params &p, const job &j, uint32_t i, uint32_t s, load_plan &plan,
-                                          const shared_parts<shape> &at)
+                                          uint32_t tid, const shared_parts<shape> &at)
 {
     if (j.begin + i * TILE < j.end)
-        load_tile(p, j, plan, at.stage(s), at.valid_of(s));
+        load_tile(p, j, plan, tid, at.stage(s), at.valid_of(s));
     copy_commit(); /* also an empty group: the waits count groups */
-    plan = plan_load(p, j, i + 1);
+    next_load(p, j, plan);
 }
 
 template <typename shape, bool FP16>
@@ -535,7 +572,7 @@ __global__ void __launch_bounds__(THREADS, shape::BLOCKS_A_PROCESSOR)
     extern __shared__ __align__(128) uint8_t shared[];
     const shared_parts<shape> at(shared);
     const job j = find_job<shape::ROWS>(p);
-    const uint32_t row = threadIdx.x / shape::THREADS_A_ROW;
+    const uint32_t tid = thread_index(), row = tid / shape::THREADS_A_ROW;
     uint32_t q[shape::ROW_TILES][STEPS][4], n_tiles, seen;
     sums_of<shape> acc = {};
     row_state state = {-INFINITY, 0};
@@ -545,40 +582,40 @@ __global__ void __launch_bounds__(THREADS, shape::BLOCKS_A_PROCESSOR)
         put_nothing<FP16>(p, j);
         return;
     }
-    plan = plan_load(p, j, 0);
+    plan = first_load(p, j, tid);
     load_queries<shape>(p, j, at.stage(shape::STAGES - 1), q);
     seen = row < j.n_rows ? min(seen_by(p, j.first + row, j.len), j.end) : 0;
     n_tiles = (j.end - j.begin + TILE - 1) / TILE;
     for (uint32_t i = 0; i < shape::STAGES - 1; i++)
-        load_next<shape>(p, j, i, i, plan, at);
+        load_next<shape>(p, j, i, i, plan, tid, at);
     if (shape::AHEAD) {
         copy_wait<shape::STAGES - 2>();
         __syncthreads();
-        score_tile<shape, FP16>(at.stage(0), q, at.scores_of(0));
+        score_tile<shape, FP16>(at.stage(0), q, at.scores_of(0), tid);
     }
     for (uint32_t i = 0, now = 0; i < n_tiles; i++) { /* stage `now` holds tile i */
         uint32_t t0 = j.begin + i * TILE, visible = seen > t0 ? seen - t0 : 0;
         uint32_t after = now + 1 == shape::STAGES ? 0 : now + 1, before = now == 0 ? shape::STAGES - 1 : now - 1;
         uint32_t next = i + shape::AHEAD, next_stage = shape::AHEAD ? after : now;
         /* Of two warps that share a scheduler, one begins with what the other one ends with. */
-        bool score_first = !shape::AHEAD || threadIdx.x >= THREADS / 2;
+        bool score_first = !shape::AHEAD || tid >= THREADS / 2;
 
         copy_wait<0>();
         __syncthreads(); /* tile `next` has come, tile i is scored if it was scored ahead, tile i - 1 is done with */
-        load_next<shape>(p, j, i + shape::STAGES - 1, before, plan, at);
+        load_next<shape>(p, j, i + shape::STAGES - 1, before, plan, tid, at);
         if (score_first && next < n_tiles)
-            score_tile<shape, FP16>(at.stage(next_stage), q, at.scores_of(next));
+            score_tile<shape, FP16>(at.stage(next_stage), q, at.scores_of(next), tid);
         if (!shape::AHEAD)
             __syncthreads();
-        weigh_tile<shape, FP16>(at.scores_of(i), at.valid_of(now), visible, p.scale_log2, state, at.weights,
-                                at.rescale);
+        weigh_tile<shape, FP16>(at.scores_of(i), at.valid_of(now), visible, p.scale_log2, state, at.weights, at.rescale,
+                                tid);
         if (!score_first && next < n_tiles)
-            score_tile<shape, FP16>(at.stage(next_stage), q, at.scores_of(next));
+            score_tile<shape, FP16>(at.stage(next_stage), q, at.scores_of(next), tid);
         __syncthreads(); /* all weights of tile i are there */
-        add_values<shape, FP16>(at.stage(now), at.weights, at.rescale, acc);
+        add_values<shape, FP16>(at.stage(now), at.weights, at.rescale, acc, tid);
         now = after;
     }
-    if (threadIdx.x % shape::THREADS_A_ROW == 0) {
+    if (tid % shape::THREADS_A_ROW == 0) {
         at.sums[row] = state.sum;
         if (row < j.n_rows)
             put_lse(p, j, row, state.sum == 0 ? -INFINITY : (state.max + log2f(state.sum)) * 0.693147181f);
@@ -758,6 +795,8 @@ extern "C" kvs_status kvs_mla_decode_cuda(const kvs_mla_decode_args *a, void *wo
     p.rows = a->s_q * a->h_q;
     p.row_blocks = (p.rows + rows - 1) / rows;
     p.parts = kvs_mla_decode_cuda_parts(a);
+    p.step_pages = TILE / a->view.tokens_per_block;
+    p.step_tokens = TILE % a->view.tokens_per_block;
     p.bad = ret_bad;
     p.part_out = static_cast<float *>(workspace);
     p.part_lse = p.part_out + partials(a, p.parts) * LATENT;

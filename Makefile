@@ -3,10 +3,15 @@
 VERSION := 0.1.0
 PREFIX  ?= /usr/local
 DESTDIR ?=
-CC      ?= gcc
+ifeq ($(origin CC),default)
+CC := gcc
+endif
 NVCC    ?= $(shell command -v nvcc 2>/dev/null)
 CUDA_ARCHS ?= 90a
 
+# Quiet unless V=1.
+Q := $(if $(V),,@)
+say = @$(if $(V),:,echo '  $(1)  $@')
 comma := ,
 BUILD := build$(if $(SAN),/$(subst $(comma),-,$(SAN)),/release)
 WARN  := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wundef \
@@ -31,7 +36,7 @@ CONFIG  := $(call objects,$(call sources,config))
 KERNELS := $(call objects,$(call sources,kernels)) $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard kernels/*.cu)))
 DAEMON  := $(call objects,$(filter-out daemon/main.c,$(call sources,daemon)))
 CLIENT  := $(call objects,$(call sources,proto/client))
-CTL     := $(call objects,$(call sources,proto/ctl))
+CTL     := $(call objects,$(filter-out proto/ctl/main.c,$(call sources,proto/ctl)))
 SUPPORT := $(call objects,$(call sources,tests/support))
 # Archives, so that a test links what it uses and no more.
 LIB_DAEMON := $(BUILD)/libdaemon.a $(BUILD)/libkernels.a $(BUILD)/libconfig.a $(BUILD)/libproto.a
@@ -62,42 +67,59 @@ $(BUILD)/libproto.a: $(PROTO)
 $(BUILD)/libconfig.a: $(CONFIG)
 $(BUILD)/libkernels.a: $(KERNELS)
 $(BUILD)/libdaemon.a: $(DAEMON)
-$(BUILD)/libkvstride.a: $(CLIENT) $(PROTO)
 $(BUILD)/libsupport.a: $(SUPPORT)
+$(BUILD)/libctl.a: $(CTL)
 $(BUILD)/lib%.a:
-	@rm -f $@
-	ar rcs $@ $^
+	$(call say,AR)
+	$(Q)rm -f $@ && ar rcs $@ $^
+
+# One object whose hidden names are local: a program that links it sees kvs_* and nothing else.
+$(BUILD)/libkvstride.a: $(CLIENT) $(PROTO)
+	$(call say,AR)
+	$(Q)$(LD) -r -o $(BUILD)/kvstride.o $^ && objcopy --localize-hidden $(BUILD)/kvstride.o
+	$(Q)rm -f $@ && ar rcs $@ $(BUILD)/kvstride.o
 
 $(BUILD)/kvstrided: $(BUILD)/daemon/main.o $(LIB_DAEMON)
-	$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
-$(BUILD)/kvstridectl: $(CTL) $(LIB_CLIENT) $(BUILD)/libkernels.a $(BUILD)/libconfig.a $(BUILD)/libproto.a
-	$(CC) $(ALL_LD) -o $@ $^ -lcjson $(CLIENT_LIBS) $(CUDA_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+$(BUILD)/kvstridectl: $(BUILD)/proto/ctl/main.o $(BUILD)/libctl.a $(LIB_CLIENT) $(BUILD)/libkernels.a $(BUILD)/libconfig.a $(BUILD)/libproto.a
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcjson $(CLIENT_LIBS) $(CUDA_LIBS)
 $(BUILD)/$(SO): $(CLIENT) $(PROTO)
-	$(CC) $(ALL_LD) -shared -Wl,-soname,$(SO) -o $@ $^ $(CLIENT_LIBS)
-	ln -sf $(SO) $(BUILD)/libkvstride.so
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -shared -Wl,-soname,$(SO) -o $@ $^ $(CLIENT_LIBS)
+	$(Q)ln -sf $(SO) $(BUILD)/libkvstride.so
 
 $(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C)
 $(BUILD)/tests/gpu/%.o: ALL_C += $(CUDA_C)
 $(BUILD)/%.cu.o: %.cu
+	$(call say,NVCC)
 	@mkdir -p $(@D)
-	$(CUDA_CC) -c -o $@ $<
+	$(Q)$(CUDA_CC) -c -o $@ $<
 $(BUILD)/%.o: %.c
+	$(call say,CC)
 	@mkdir -p $(@D)
-	$(CC) $(ALL_C) -c -o $@ $<
+	$(Q)$(CC) $(ALL_C) -c -o $@ $<
 
-TEST_LIBS := $(BUILD)/libsupport.a $(LIB_CLIENT) $(LIB_DAEMON)
+TEST_LIBS := $(BUILD)/libsupport.a $(BUILD)/libctl.a $(LIB_CLIENT) $(LIB_DAEMON)
 $(BUILD)/tests/unit/%: $(BUILD)/tests/unit/%.o $(TEST_LIBS)
-	$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
 $(BUILD)/tests/loop/%: $(BUILD)/tests/loop/%.o $(TEST_LIBS)
-	$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
 $(BUILD)/tests/e2e/%: $(BUILD)/tests/e2e/%.o $(TEST_LIBS)
-	$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
 $(BUILD)/tests/race/%: $(BUILD)/tests/race/%.o $(TEST_LIBS)
-	$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
 $(BUILD)/tests/gpu/%: $(BUILD)/tests/gpu/%.o $(GPU_SUPPORT) $(TEST_LIBS)
-	$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
 $(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
-	$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
 .PRECIOUS: $(BUILD)/%.o
 .SECONDARY:
 
@@ -150,15 +172,16 @@ install: all
 	install -m 644 proto/status.h proto/layout.h proto/PROTOCOL.md $(INC)/proto
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' proto/client/kvstride.pc.in > $(LIB)/pkgconfig/kvstride.pc
 	[ -e $(ETC)/kvstrided.json ] || install -m 644 config/kvstrided.json $(ETC)
-	sed 's|/usr/bin/|$(PREFIX)/bin/|' systemd/kvstrided.service > $(UNITS)/kvstrided.service
-	install -m 644 systemd/kvstrided.sysusers $(LIB)/sysusers.d/kvstrided.conf
-	install -m 644 systemd/kvstrided.tmpfiles $(LIB)/tmpfiles.d/kvstrided.conf
+	sed 's|/usr/local/|$(PREFIX)/|' systemd/kvstrided.service > $(UNITS)/kvstrided.service
+	install -m 644 systemd/sysusers.d/kvstrided.conf $(LIB)/sysusers.d/kvstrided.conf
+	install -m 644 systemd/tmpfiles.d/kvstrided.conf $(LIB)/tmpfiles.d/kvstrided.conf
+	@echo "next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now kvstrided"
 uninstall:
 	rm -f $(BIN)/kvstrided $(BIN)/kvstridectl $(LIB)/$(SO) $(LIB)/libkvstride.so $(LIB)/libkvstride.a
 	rm -f $(LIB)/pkgconfig/kvstride.pc $(UNITS)/kvstrided.service $(LIB)/sysusers.d/kvstrided.conf
 	rm -f $(LIB)/tmpfiles.d/kvstrided.conf
 	rm -rf $(INC)
-	@echo "kept: $(ETC)"
+	@[ ! -e $(ETC) ] || echo "kept: $(ETC)"
 clean:
 	rm -rf build
 

@@ -107,8 +107,8 @@ static kvs_status unknown_key(const char *section, const char *key, kvs_err *err
     dot = strchr(meant, '.');
     if (dot == NULL)
         return kvs_fail(err, KVS_E_CONFIG, "%s%s: unknown key; did you mean \"%s\"?", shown, where, meant);
-    return kvs_fail(err, KVS_E_CONFIG, "%s%s: unknown key; did you mean {\"%.*s\": {\"%s\": ...}}?", shown,
-                    where, (int)(dot - meant), meant, dot + 1);
+    return kvs_fail(err, KVS_E_CONFIG, "%s%s: unknown key; did you mean {\"%.*s\": {\"%s\": ...}}?", shown, where,
+                    (int)(dot - meant), meant, dot + 1);
 }
 
 static bool is_section(const char *key)
@@ -168,13 +168,13 @@ static bool same_path(const char *a, const char *b)
     }
 }
 
-static kvs_status check_order(const char *low_key, int64_t low, const char *high_key, int64_t high,
-                              const char *unit, kvs_err *err)
+static kvs_status check_order(const char *low_key, int64_t low, const char *high_key, int64_t high, const char *unit,
+                              kvs_err *err)
 {
     if (low <= high)
         return KVS_OK;
-    return kvs_fail(err, KVS_E_CONFIG, "%s: %" PRId64 " %s is more than %s, %" PRId64 " %s", low_key, low,
-                    unit, high_key, high, unit);
+    return kvs_fail(err, KVS_E_CONFIG, "%s: %" PRId64 " %s is more than %s, %" PRId64 " %s", low_key, low, unit,
+                    high_key, high, unit);
 }
 
 kvs_status config_check(const config *c, kvs_err *err)
@@ -183,19 +183,17 @@ kvs_status config_check(const config *c, kvs_err *err)
     char shown[JSON_QUOTED_BYTES];
     kvs_status st;
 
-    st = check_order("deadline.default_ms", c->default_deadline_ms, "deadline.max_ms", c->max_deadline_ms,
-                     "ms", err);
+    st = check_order("deadline.default_ms", c->default_deadline_ms, "deadline.max_ms", c->max_deadline_ms, "ms", err);
     if (st == KVS_OK)
-        st = check_order("limits.out_high_bytes", c->out_high_bytes, "limits.out_max_bytes", c->out_max_bytes,
-                         "bytes", err);
+        st = check_order("limits.out_high_bytes", c->out_high_bytes, "limits.out_max_bytes", c->out_max_bytes, "bytes",
+                         err);
     if (st == KVS_OK)
-        st = check_order("limits.max_body_bytes", c->max_body_bytes, "limits.out_max_bytes", c->out_max_bytes,
-                         "bytes", err);
+        st = check_order("limits.max_body_bytes", c->max_body_bytes, "limits.out_max_bytes", c->out_max_bytes, "bytes",
+                         err);
     if (st == KVS_OK)
         st = check_order("pool.extent_bytes", extent, "pool.max_bytes", c->pool_max_bytes, "bytes", err);
     if (st == KVS_OK && extent != 0 && extent < CONFIG_KIB(4))
-        st = kvs_fail(err, KVS_E_CONFIG, "pool.extent_bytes: %" PRId64 " bytes; must be 0 or at least 4096",
-                      extent);
+        st = kvs_fail(err, KVS_E_CONFIG, "pool.extent_bytes: %" PRId64 " bytes; must be 0 or at least 4096", extent);
     if (st == KVS_OK && same_path(c->socket_path, c->admin_path))
         st = kvs_fail(err, KVS_E_CONFIG, "admin.path: the same as socket.path, %s; they must differ",
                       json_quote(shown, c->admin_path));
@@ -215,10 +213,8 @@ kvs_status config_parse(config *c, const char *text, size_t len, kvs_err *err)
         return st;
     root = json_root(j);
     if (json_type_of(root) != JSON_OBJECT)
-        st = kvs_fail(err, KVS_E_CONFIG, "expected one JSON object, found %s",
-                      json_type_name(json_type_of(root)));
-    for (const json_node *n = st == KVS_OK ? json_first(root) : NULL; n != NULL && st == KVS_OK;
-         n = json_next(n))
+        st = kvs_fail(err, KVS_E_CONFIG, "expected one JSON object, found %s", json_type_name(json_type_of(root)));
+    for (const json_node *n = st == KVS_OK ? json_first(root) : NULL; n != NULL && st == KVS_OK; n = json_next(n))
         st = set_section(&next, n, err);
     json_destroy(j);
     if (st == KVS_OK)

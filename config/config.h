@@ -30,52 +30,52 @@ enum { CONFIG_PATH_BYTES = 4096, CONFIG_WORD_BYTES = 64 };
 #define CONFIG_GIB(n) (INT64_C(n) << 30)
 #define CONFIG_TIB(n) (INT64_C(n) << 40)
 
-#define CONFIG_OPTIONS(SIZE, INT, BOOL, PATH, WORD, MODE)                                                    \
-    PATH(socket_path, "socket.path", "/run/kvstrided/kvstrided.sock", false, "socket for engines")           \
-    MODE(socket_mode, "socket.mode", 0660, false, "file mode of the engines' socket")                        \
-    PATH(admin_path, "admin.path", "/run/kvstrided/admin.sock", false,                                       \
-         "socket for kvstridectl and admin operations; its mode is always 0600")                             \
-    SIZE(pool_max_bytes, "pool.max_bytes", CONFIG_GIB(1), CONFIG_KIB(4), CONFIG_TIB(4), false,               \
-         "host memory of the pool, in all; rounded down to whole extents")                                   \
-    SIZE(pool_extent_bytes, "pool.extent_bytes", 0, 0, CONFIG_GIB(1), false,                                 \
-         "memory that belongs to one layout at a time; 0 = an eighth of the pool, 64MiB..256MiB")            \
-    INT(pool_max_slots, "pool.max_slots", 0, 0, 4294967294, "blocks", false,                                 \
-        "exact number of blocks of each layout; 0 = as many as fit")                                         \
-    BOOL(pool_checksum, "pool.checksum", true, true, "checksum every block when it is stored")               \
-    WORD(device_kind, "device.kind", "auto", "auto|cpu|cuda", false,                                         \
-         "where regions live and kernels run; auto = cuda where it works, else cpu")                         \
-    SIZE(device_max_region_bytes, "device.max_region_bytes", CONFIG_GIB(4), CONFIG_KIB(4), CONFIG_TIB(4),    \
-         true, "daemon regions (device slots and scratch), all clients together")                            \
-    SIZE(device_max_import_bytes, "device.max_import_bytes", CONFIG_GIB(64), 0, CONFIG_TIB(4), true,         \
-         "engine memory that one client may import")                                                         \
-    INT(max_clients, "limits.max_clients", 256, 1, 65536, "connections", true,                               \
-        "client connections; the admin socket has 8 places besides")                                         \
-    SIZE(max_body_bytes, "limits.max_body_bytes", CONFIG_MIB(1), CONFIG_KIB(4), CONFIG_MIB(16), false,       \
-         "largest request body")                                                                             \
-    INT(credit_requests, "limits.credit_requests", 256, 1, 65536, "requests", true,                          \
-        "requests that one client may have in flight")                                                       \
-    SIZE(credit_bytes, "limits.credit_bytes", CONFIG_GIB(4), CONFIG_MIB(1), CONFIG_TIB(4), true,             \
-         "block bytes that one client may have in flight")                                                   \
-    SIZE(out_high_bytes, "limits.out_high_bytes", CONFIG_MIB(1), CONFIG_KIB(4), CONFIG_GIB(1), true,         \
-         "unsent reply bytes at which a client's requests are no longer read")                               \
-    SIZE(out_max_bytes, "limits.out_max_bytes", CONFIG_MIB(32), CONFIG_KIB(64), CONFIG_GIB(1), true,         \
-         "unsent reply bytes at which a client is dropped")                                                  \
-    INT(write_timeout_ms, "limits.write_timeout_ms", 30000, 10, 3600000, "ms", true,                         \
-        "a client that reads nothing for this long is dropped")                                              \
-    INT(frame_timeout_ms, "limits.frame_timeout_ms", 10000, 10, 3600000, "ms", true,                         \
-        "a client that leaves HELLO or a frame unfinished for this long is dropped")                         \
-    INT(request_budget, "limits.request_budget", 32, 1, 4096, "requests", true,                              \
-        "requests read from one client before the next client's turn")                                       \
-    INT(default_deadline_ms, "deadline.default_ms", 30000, 1, 3600000, "ms", true,                           \
-        "deadline of a request that names none")                                                             \
-    INT(max_deadline_ms, "deadline.max_ms", 600000, 1, 86400000, "ms", true,                                 \
-        "longest deadline; longer ones are cut to it")                                                       \
-    INT(lease_max_ms, "lease.max_ms", 60000, 1, 86400000, "ms", true,                                        \
-        "longest life of a lease; longer ones are cut to it")                                                \
-    INT(lease_max_percent, "lease.max_percent", 50, 0, 100, "% of the pool", true,                           \
-        "bytes that the leases of one tenant may hold")                                                      \
-    INT(drain_timeout_ms, "drain.timeout_ms", 10000, 0, 3600000, "ms", true,                                 \
-        "on SIGTERM, how long copies in flight may take to finish")                                          \
+#define CONFIG_OPTIONS(SIZE, INT, BOOL, PATH, WORD, MODE)                                                              \
+    PATH(socket_path, "socket.path", "/run/kvstrided/kvstrided.sock", false, "socket for engines")                     \
+    MODE(socket_mode, "socket.mode", 0660, false, "file mode of the engines' socket")                                  \
+    PATH(admin_path, "admin.path", "/run/kvstrided/admin.sock", false,                                                 \
+         "socket for kvstridectl and admin operations; its mode is always 0600")                                       \
+    SIZE(pool_max_bytes, "pool.max_bytes", CONFIG_GIB(1), CONFIG_KIB(4), CONFIG_GIB(4095), false,                      \
+         "host memory of the pool, in all; rounded down to whole extents")                                             \
+    SIZE(pool_extent_bytes, "pool.extent_bytes", 0, 0, CONFIG_GIB(1), false,                                           \
+         "memory that belongs to one layout at a time; 0 = an eighth of the pool, 64MiB..256MiB")                      \
+    INT(pool_max_slots, "pool.max_slots", 0, 0, 4294967294, "blocks", false,                                           \
+        "exact number of blocks of each layout; 0 = as many as fit")                                                   \
+    BOOL(pool_checksum, "pool.checksum", true, true, "checksum every block when it is stored")                         \
+    WORD(device_kind, "device.kind", "auto", "auto|cpu|cuda", false,                                                   \
+         "where regions live and kernels run; auto = cuda where it works, else cpu")                                   \
+    SIZE(device_max_region_bytes, "device.max_region_bytes", CONFIG_GIB(4), CONFIG_KIB(4), CONFIG_TIB(4), true,        \
+         "daemon regions (device slots and scratch), all clients together")                                            \
+    SIZE(device_max_import_bytes, "device.max_import_bytes", CONFIG_GIB(64), 0, CONFIG_TIB(4), true,                   \
+         "engine memory that one client may import")                                                                   \
+    INT(max_clients, "limits.max_clients", 256, 1, 65536, "connections", true,                                         \
+        "client connections; the admin socket has 8 places besides")                                                   \
+    SIZE(max_body_bytes, "limits.max_body_bytes", CONFIG_MIB(1), CONFIG_KIB(4), CONFIG_MIB(16), false,                 \
+         "largest request body")                                                                                       \
+    INT(credit_requests, "limits.credit_requests", 256, 1, 65536, "requests", true,                                    \
+        "requests that one client may have in flight")                                                                 \
+    SIZE(credit_bytes, "limits.credit_bytes", CONFIG_GIB(4), CONFIG_MIB(1), CONFIG_TIB(4), true,                       \
+         "block bytes that one client may have in flight")                                                             \
+    SIZE(out_high_bytes, "limits.out_high_bytes", CONFIG_MIB(1), CONFIG_KIB(4), CONFIG_GIB(1), true,                   \
+         "unsent reply bytes at which a client's requests are no longer read")                                         \
+    SIZE(out_max_bytes, "limits.out_max_bytes", CONFIG_MIB(32), CONFIG_KIB(64), CONFIG_GIB(1), true,                   \
+         "unsent reply bytes at which a client is dropped")                                                            \
+    INT(write_timeout_ms, "limits.write_timeout_ms", 30000, 10, 3600000, "ms", true,                                   \
+        "a client that reads nothing for this long is dropped")                                                        \
+    INT(frame_timeout_ms, "limits.frame_timeout_ms", 10000, 10, 3600000, "ms", true,                                   \
+        "a client that leaves HELLO or a frame unfinished for this long is dropped")                                   \
+    INT(request_budget, "limits.request_budget", 32, 1, 4096, "requests", true,                                        \
+        "requests read from one client before the next client's turn")                                                 \
+    INT(default_deadline_ms, "deadline.default_ms", 30000, 1, 3600000, "ms", true,                                     \
+        "deadline of a request that names none")                                                                       \
+    INT(max_deadline_ms, "deadline.max_ms", 600000, 1, 86400000, "ms", true,                                           \
+        "longest deadline; longer ones are cut to it")                                                                 \
+    INT(lease_max_ms, "lease.max_ms", 60000, 1, 86400000, "ms", true,                                                  \
+        "longest life of a lease; longer ones are cut to it")                                                          \
+    INT(lease_max_percent, "lease.max_percent", 50, 0, 100, "% of the pool", true,                                     \
+        "bytes that the leases of one tenant may hold")                                                                \
+    INT(drain_timeout_ms, "drain.timeout_ms", 10000, 0, 3600000, "ms", true,                                           \
+        "on SIGTERM, how long copies in flight may take to finish")                                                    \
     WORD(log_level, "log.level", "info", "error|warn|info|debug", true, "least severe line that is logged")
 
 typedef struct config {
@@ -85,8 +85,8 @@ typedef struct config {
 #define CONFIG_FIELD_PATH(f, k, d, r, h)           char f[CONFIG_PATH_BYTES];
 #define CONFIG_FIELD_WORD(f, k, d, c, r, h)        char f[CONFIG_WORD_BYTES];
 #define CONFIG_FIELD_MODE(f, k, d, r, h)           int64_t f;
-    CONFIG_OPTIONS(CONFIG_FIELD_SIZE, CONFIG_FIELD_INT, CONFIG_FIELD_BOOL, CONFIG_FIELD_PATH,
-                   CONFIG_FIELD_WORD, CONFIG_FIELD_MODE)
+    CONFIG_OPTIONS(CONFIG_FIELD_SIZE, CONFIG_FIELD_INT, CONFIG_FIELD_BOOL, CONFIG_FIELD_PATH, CONFIG_FIELD_WORD,
+                   CONFIG_FIELD_MODE)
 } config;
 
 void config_default(config *c);

@@ -7,8 +7,7 @@
 
 /* Calls `begin` before the first option of a section and json_end behind its last. */
 static void each_section(json_writer *w, const config *c, void (*begin)(json_writer *w, const char *section),
-                         void (*put)(json_writer *w, const config *c, const option *o),
-                         void (*end)(json_writer *w))
+                         void (*put)(json_writer *w, const config *c, const option *o), void (*end)(json_writer *w))
 {
     for (size_t i = 0; i < N_OPTIONS; i++) {
         const option *o = &OPTIONS[i];
@@ -153,8 +152,7 @@ static void put_size_forms(json_writer *w, const option *o)
     put_range(w, o);
     json_end(w);
     json_begin_object(w, NULL);
-    put_string_rule(
-        w, "^(0|[1-9][0-9]*)(B|KiB|MiB|GiB|TiB)?$"); /* the range of a string is the program's to check */
+    put_string_rule(w, "^(0|[1-9][0-9]*)(B|KiB|MiB|GiB|TiB)?$"); /* the range of a string is the program's to check */
     json_end(w);
     json_end(w);
 }

@@ -44,7 +44,7 @@ bool json_whole(const json_node *n, int64_t *ret);
 /* ---- writing: a growing text; after a failed allocation everything is ignored and json_text gives NULL ----
  */
 typedef struct json_writer json_writer;
-json_writer *json_writer_create(void); /* NULL: out of memory */
+json_writer *json_writer_create(void); /* NULL: out of memory; what follows takes it for a writer that has failed */
 void json_writer_destroy(json_writer *w);
 void json_begin_object(json_writer *w, const char *key); /* key: NULL at the root and inside arrays */
 void json_begin_array(json_writer *w, const char *key);

@@ -38,7 +38,7 @@ static void put(json_writer *w, const char *bytes, size_t n)
     size_t cap;
     char *more;
 
-    if (w->failed)
+    if (w == NULL || w->failed)
         return;
     if (w->cap - w->len <= n) { /* the final zero needs room too */
         cap = (w->len + n + 1) * 2;
@@ -95,6 +95,8 @@ static void put_quoted(json_writer *w, const char *v)
 /* What stands before every value: a comma, and in an object the key. */
 static void put_lead(json_writer *w, const char *key)
 {
+    if (w == NULL)
+        return;
     assert(w->depth == 0 || w->object[w->depth - 1] == (key != NULL));
     if (w->filled)
         put_text(w, ",");
@@ -107,6 +109,8 @@ static void put_lead(json_writer *w, const char *key)
 
 static void begin(json_writer *w, const char *key, bool object)
 {
+    if (w == NULL)
+        return;
     assert(w->depth < WRITER_DEPTH);
     put_lead(w, key);
     put_text(w, object ? "{" : "[");
@@ -126,6 +130,8 @@ void json_begin_array(json_writer *w, const char *key)
 
 void json_end(json_writer *w)
 {
+    if (w == NULL)
+        return;
     assert(w->depth > 0);
     put_text(w, w->object[--w->depth] ? "}" : "]");
     w->filled = true;
@@ -199,7 +205,7 @@ void json_put_hex(json_writer *w, const char *key, const uint8_t *bytes, size_t 
 
 const char *json_text(const json_writer *w, size_t *ret_len)
 {
-    if (w->failed || w->depth > 0 || w->len == 0)
+    if (w == NULL || w->failed || w->depth > 0 || w->len == 0)
         return NULL;
     if (ret_len != NULL)
         *ret_len = w->len;

@@ -8,14 +8,7 @@
 
 #include "config/config.h"
 
-typedef enum option_kind {
-    OPTION_SIZE,
-    OPTION_INT,
-    OPTION_BOOL,
-    OPTION_PATH,
-    OPTION_WORD,
-    OPTION_MODE
-} option_kind;
+typedef enum option_kind { OPTION_SIZE, OPTION_INT, OPTION_BOOL, OPTION_PATH, OPTION_WORD, OPTION_MODE } option_kind;
 
 enum {
     OPTION_PATH_MAX = 107, /* sun_path without its final zero */

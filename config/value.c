@@ -43,12 +43,12 @@ static kvs_status out_of_range(const option *o, const char *value, kvs_err *err)
     char lo[OPTION_TEXT_BYTES], hi[OPTION_TEXT_BYTES];
 
     if (o->kind != OPTION_SIZE)
-        return kvs_fail(err, KVS_E_CONFIG, "%s: %s is outside %" PRId64 "..%" PRId64 "%s%s", o->key, value,
-                        o->min, o->max, *o->unit != '\0' ? " " : "", o->unit);
+        return kvs_fail(err, KVS_E_CONFIG, "%s: %s is outside %" PRId64 "..%" PRId64 "%s%s", o->key, value, o->min,
+                        o->max, *o->unit != '\0' ? " " : "", o->unit);
     option_format_size(lo, o->min);
     option_format_size(hi, o->max);
-    return kvs_fail(err, KVS_E_CONFIG, "%s: %s is outside %" PRId64 "..%" PRId64 " bytes (%s..%s)", o->key,
-                    value, o->min, o->max, lo, hi);
+    return kvs_fail(err, KVS_E_CONFIG, "%s: %s is outside %" PRId64 "..%" PRId64 " bytes (%s..%s)", o->key, value,
+                    o->min, o->max, lo, hi);
 }
 
 /* ---- one value ---- */
@@ -82,10 +82,9 @@ kvs_status config_size_parse(const char *text, int64_t *ret, kvs_err *err)
     while (*p != '\0' && u < 5 && strcmp(p, UNITS[u]) != 0)
         u++;
     if (u == 5)
-        return kvs_fail(
-            err, KVS_E_CONFIG,
-            "%s: the unit must be B, KiB, MiB, GiB or TiB (powers of 1024), directly behind a whole number",
-            shown);
+        return kvs_fail(err, KVS_E_CONFIG,
+                        "%s: the unit must be B, KiB, MiB, GiB or TiB (powers of 1024), directly behind a whole number",
+                        shown);
     if (__builtin_mul_overflow(v, INT64_C(1) << (10 * u), &v))
         return kvs_fail(err, KVS_E_CONFIG, "%s: more than 2^63 - 1 bytes", shown);
     *ret = v;
@@ -130,8 +129,7 @@ static kvs_status set_size(config *c, const option *o, const json_node *v, kvs_e
 
 static kvs_status set_int(config *c, const option *o, const json_node *v, kvs_err *err)
 {
-    return json_type_of(v) == JSON_NUMBER ? set_number(c, o, v, err)
-                                          : wrong_type(o, v, "a whole number", err);
+    return json_type_of(v) == JSON_NUMBER ? set_number(c, o, v, err) : wrong_type(o, v, "a whole number", err);
 }
 
 static kvs_status set_bool(config *c, const option *o, const json_node *v, kvs_err *err)
@@ -153,16 +151,15 @@ static kvs_status set_path(config *c, const option *o, const json_node *v, kvs_e
     (void)json_quote(shown, text);
     len = strlen(text);
     if (len < 1 || len > OPTION_PATH_MAX)
-        return kvs_fail(err, KVS_E_CONFIG, "%s: %s has %zu bytes; a socket path has 1..%d", o->key, shown,
-                        len, (int)OPTION_PATH_MAX);
+        return kvs_fail(err, KVS_E_CONFIG, "%s: %s has %zu bytes; a socket path has 1..%d", o->key, shown, len,
+                        (int)OPTION_PATH_MAX);
     if (text[0] == '@')
-        return kvs_fail(err, KVS_E_CONFIG, "%s: %s is an abstract name, which has no file mode; give a path",
-                        o->key, shown);
+        return kvs_fail(err, KVS_E_CONFIG, "%s: %s is an abstract name, which has no file mode; give a path", o->key,
+                        shown);
     if (text[0] != '/')
         return kvs_fail(err, KVS_E_CONFIG, "%s: %s is not absolute; a path begins with /", o->key, shown);
     if (text[len - 1] == '/')
-        return kvs_fail(err, KVS_E_CONFIG, "%s: %s names a directory; a path must not end with /", o->key,
-                        shown);
+        return kvs_fail(err, KVS_E_CONFIG, "%s: %s names a directory; a path must not end with /", o->key, shown);
     option_set_string(c, o, text);
     return KVS_OK;
 }
@@ -181,8 +178,7 @@ static kvs_status set_word(config *c, const option *o, const json_node *v, kvs_e
         option_set_string(c, o, text);
         return KVS_OK;
     }
-    return kvs_fail(err, KVS_E_CONFIG, "%s: %s is not one of %s", o->key, json_quote(shown, text),
-                    o->choices);
+    return kvs_fail(err, KVS_E_CONFIG, "%s: %s is not one of %s", o->key, json_quote(shown, text), o->choices);
 }
 
 static kvs_status set_mode(config *c, const option *o, const json_node *v, kvs_err *err)

@@ -46,10 +46,8 @@ static void decoder_run(void *ud, job *base)
         decoder_call *c = &j->calls[i];
 
         if (atomic_load_explicit(&base->stop, memory_order_relaxed)) {
-            job_note(
-                base,
-                kvs_fail(&err, KVS_E_CANCELLED, "stopped at call %" PRIu32 " of %" PRIu32, i, j->n_calls),
-                &err);
+            job_note(base, kvs_fail(&err, KVS_E_CANCELLED, "stopped at call %" PRIu32 " of %" PRIu32, i, j->n_calls),
+                     &err);
             return;
         }
         c->status = d->lost ? KVS_E_DEVICE_LOST : run_call(d, c, &err);
@@ -60,9 +58,8 @@ static void decoder_run(void *ud, job *base)
         (void)atomic_fetch_add_explicit(&d->calls, 1, memory_order_relaxed);
         /* The counter must not say that a result is whole when tokens of it were left out. */
         if (c->status == KVS_OK && c->result.bad > 0)
-            c->status =
-                kvs_fail(&err, KVS_E_RANGE, "call %" PRIu32 ": %" PRIu32 " ids or lengths were out of range",
-                         i, c->result.bad);
+            c->status = kvs_fail(&err, KVS_E_RANGE, "call %" PRIu32 ": %" PRIu32 " ids or lengths were out of range", i,
+                                 c->result.bad);
         job_note(base, c->status, &err);
     }
 }

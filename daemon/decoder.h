@@ -20,8 +20,7 @@ typedef struct decoder_call {
         kvs_mla_write_args write;
         kvs_mla_decode_args decode;
     } args;
-    kvs_status
-        status; /* out; E_RANGE: it ran and result.bad entries were skipped.  First failure's text: job.err */
+    kvs_status status; /* out; E_RANGE: it ran and result.bad entries were skipped.  First failure's text: job.err */
     kvs_mla_decode_result result; /* out; write: only `bad` */
 } decoder_call;
 

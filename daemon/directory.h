@@ -4,7 +4,8 @@
 /* Directory: which key of which namespace is in which slot, who holds it, what goes next.
  *
  * Knows namespaces, keys, prefix depth, leases, pins, holds, and asks the pool for slots and the policy for victims.
- * Does not know sockets, requests, devices or time (the caller passes now_us).  Loop thread only.
+ * Does not know sockets, requests, devices or time (the caller passes now_us).  Loop thread only.  Each `ns` argument is a
+ * number that directory_open gave, and the caller has checked that it is its tenant's.
  * Owns its tables and the leases; borrows the pool.
  *
  *   absent --admitted--> writing --commit--> ready --evicted / dropped / reset--> absent
@@ -29,9 +30,9 @@
 typedef struct directory directory;
 
 typedef struct directory_config {
-    pool *pool;             /* borrowed */
+    pool *pool; /* borrowed */
     const evict_ops *evict;
-    uint64_t hash_seed;     /* random: a client must not be able to choose collisions */
+    uint64_t hash_seed; /* random: a client must not be able to choose collisions */
     /* Called for each block that appears or goes; may be NULL; must not call back. */
     void (*on_event)(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32]);
     void *ud;
@@ -56,7 +57,7 @@ uint32_t directory_n_namespaces(const directory *d);
 
 /* ---- finding ---- */
 /* keys: [n][32].  states: [n] enum wire_key_state, or NULL.  Returns the number of leading READY ones.  Prefetches. */
-uint32_t directory_lookup(const directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, uint8_t *states);
+uint32_t directory_lookup(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, uint8_t *states);
 
 /* ---- reading: hold, copy, let go ---- */
 /* Hold each ready key; status[i] KVS_OK and slot[i], or E_NOT_FOUND / E_BUSY (writing).  Renews recency. */
@@ -72,9 +73,10 @@ void directory_admit(directory *d, uint32_t ns, uint32_t first_depth, const uint
                      uint32_t n, kvs_status *status, pool_slot *slot);
 /* The bytes are there: visible from now on.  E_CANCELLED: a RESET or DROP came meanwhile; the slot is freed. */
 kvs_status directory_commit(directory *d, pool_slot s, uint64_t checksum);
-void directory_abort(directory *d, pool_slot s);      /* writing -> absent, slot freed */
+void directory_abort(directory *d, pool_slot s); /* writing -> absent, slot freed */
 /* Writing or held slot whose copy did not end in time: its key (if writing) goes now; its memory is quarantined until
- * directory_settle says that the hardware has stopped. */
+ * directory_settle says that the hardware has stopped.  A slot that was only read keeps its key, for its bytes are right,
+ * and keeps this hold until directory_settle: do not call directory_unhold for it. */
 void directory_suspect(directory *d, pool_slot s);
 void directory_settle(directory *d, pool_slot s);
 
@@ -101,7 +103,7 @@ void directory_owner_gone(directory *d, uint64_t owner);
 uint64_t directory_expire(directory *d, uint64_t now_us);
 
 /* ---- residency ---- */
-kvs_status directory_pin(directory *d, uint32_t ns, const uint8_t key[32]);   /* OK also if it was; E_NOT_FOUND */
+kvs_status directory_pin(directory *d, uint32_t ns, const uint8_t key[32]); /* OK also if it was; E_NOT_FOUND */
 kvs_status directory_unpin(directory *d, uint32_t ns, const uint8_t key[32]);
 /* E_BUSY: leased, or pinned; a key being written is doomed (OK), one being read goes now and its memory later. */
 kvs_status directory_drop(directory *d, uint32_t ns, const uint8_t key[32]);
@@ -110,11 +112,13 @@ kvs_status directory_drop(directory *d, uint32_t ns, const uint8_t key[32]);
 typedef struct directory_reset_result {
     uint64_t dropped, aborted, kept, leases;
 } directory_reset_result;
+/* Tells on_event once a namespace (RESET) if all of it went, else once a block (REMOVED). */
 void directory_reset(directory *d, uint32_t tenant, uint32_t ns, bool pinned_too, directory_reset_result *ret);
 
 /* ---- watching ---- */
 typedef struct directory_stats {
     uint64_t n_ready, n_pinned, n_leased, n_held, n_leases, leased_bytes, pinned_bytes, evictable;
+    /* since the start, in blocks; hits: leading ready keys of LOOKUP lists, misses: the others */
     uint64_t hits, misses, stored, exists, evicted, dropped, rebound, no_space;
     uint64_t oldest_lease_us; /* age; 0 if none */
     uint64_t metadata_bytes;  /* directory, policy and pool, resident */
@@ -127,7 +131,8 @@ typedef struct directory_lease_info {
     uint64_t owner, bytes, age_us, left_us;
     uint32_t tenant, n_leased, n_ns, loads_left;
 } directory_lease_info;
-void directory_each_lease(const directory *d, uint64_t now_us, void (*f)(void *ud, const directory_lease_info *l), void *ud);
+void directory_each_lease(const directory *d, uint64_t now_us, void (*f)(void *ud, const directory_lease_info *l),
+                          void *ud);
 
 typedef struct directory_key_info {
     uint8_t key[32];

@@ -45,8 +45,7 @@ static enum job_state leave_waiting(job *j, enum job_state to)
 {
     uint32_t seen = JOB_WAITING;
 
-    if (atomic_compare_exchange_strong_explicit(&j->state, &seen, to, memory_order_acq_rel,
-                                                memory_order_acquire))
+    if (atomic_compare_exchange_strong_explicit(&j->state, &seen, to, memory_order_acq_rel, memory_order_acquire))
         return to;
     return (enum job_state)seen;
 }
@@ -67,8 +66,7 @@ static void advance(_Atomic uint64_t *cell, uint64_t to)
     uint64_t seen = atomic_load_explicit(cell, memory_order_relaxed);
 
     for (int i = 0; i < ADVANCE_TRIES && seen < to; i++)
-        if (atomic_compare_exchange_strong_explicit(cell, &seen, to, memory_order_release,
-                                                    memory_order_relaxed))
+        if (atomic_compare_exchange_strong_explicit(cell, &seen, to, memory_order_release, memory_order_relaxed))
             return;
     if (seen < to)
         atomic_store_explicit(cell, to, memory_order_release);
@@ -80,8 +78,8 @@ void job_signal(job *j, kvs_status status)
         return;
     j->signalled = true;
     if (status != KVS_OK)
-        atomic_store_explicit(counter_cell(j->counters, true, j->signal_counter, ERROR_WORD),
-                              (uint64_t)status, memory_order_release);
+        atomic_store_explicit(counter_cell(j->counters, true, j->signal_counter, ERROR_WORD), (uint64_t)status,
+                              memory_order_release);
     advance(counter_cell(j->counters, true, j->signal_counter, 0), j->signal_value);
 }
 

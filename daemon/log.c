@@ -111,8 +111,8 @@ static size_t written(size_t at, int wish)
     return end < LOG_LINE_BYTES - 1 ? end : LOG_LINE_BYTES - 1;
 }
 
-__attribute__((format(printf, 3, 0))) static void put_line(enum log_level level, const char *event,
-                                                           const char *fmt, va_list ap)
+__attribute__((format(printf, 3, 0))) static void put_line(enum log_level level, const char *event, const char *fmt,
+                                                           va_list ap)
 {
     char line[LOG_LINE_BYTES + 1];
     size_t n;
@@ -132,8 +132,8 @@ __attribute__((format(printf, 3, 0))) static void put_line(enum log_level level,
     write_line(line, n);
 }
 
-__attribute__((format(printf, 3, 4))) static void put_event(enum log_level level, const char *event,
-                                                            const char *fmt, ...)
+__attribute__((format(printf, 3, 4))) static void put_event(enum log_level level, const char *event, const char *fmt,
+                                                            ...)
 {
     va_list ap;
 

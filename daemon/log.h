@@ -21,13 +21,11 @@ enum {
     LOG_LINES_A_SECOND = 20
 };
 
-void log_open(enum log_level least,
-              bool with_priority); /* before any thread; priority prefix under journald only */
+void log_open(enum log_level least, bool with_priority); /* before any thread; priority prefix under journald only */
 void log_set_level(enum log_level least);
 /* event: a literal such as "client_closed"; fmt: " key=%d ..." facts with units in the key names.  Keeps
  * errno. */
-__attribute__((format(printf, 3, 4))) void log_event(enum log_level level, const char *event, const char *fmt,
-                                                     ...);
+__attribute__((format(printf, 3, 4))) void log_event(enum log_level level, const char *event, const char *fmt, ...);
 /* Say what was left out and not said yet: from a housekeeping timer and before exit.  now: without waiting
  * for the end of the second. */
 void log_flush(bool now);

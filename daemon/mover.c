@@ -111,9 +111,8 @@ static bool verified(run *r, mover_item *it)
     sum = XXH3_64bits(it->host, r->j->map->slot_bytes);
     if (sum == it->checksum)
         return true;
-    it->status =
-        kvs_fail(&err, KVS_E_CORRUPT, "item %" PRIu32 ": checksum is %016" PRIx64 ", stored with %016" PRIx64,
-                 (uint32_t)(it - r->j->items), sum, it->checksum);
+    it->status = kvs_fail(&err, KVS_E_CORRUPT, "item %" PRIu32 ": checksum is %016" PRIx64 ", stored with %016" PRIx64,
+                          (uint32_t)(it - r->j->items), sum, it->checksum);
     job_note(&r->j->job, it->status, &err);
     return false;
 }
@@ -195,10 +194,9 @@ static void run_batches(run *r)
         kvs_status s;
 
         if (atomic_load_explicit(&j->stop, memory_order_relaxed)) {
-            job_note(j,
-                     kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, from.item,
-                              r->j->n_items),
-                     &err);
+            job_note(
+                j, kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, from.item, r->j->n_items),
+                &err);
             return;
         }
         fill(r);

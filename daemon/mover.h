@@ -24,9 +24,8 @@ typedef struct mover_item {
     uint8_t *host;     /* the block's slot in the arena */
     uint32_t slot;     /* in the region */
     kvs_status status; /* out: OK, E_CORRUPT (verify failed), E_DEVICE, E_DEVICE_LOST, E_CANCELLED */
-    uint64_t
-        checksum; /* store: out, XXH3-64 of the block as stored.  load with verify: in, what it must be */
-    bool verify;  /* load: compare first; nothing is copied on a mismatch */
+    uint64_t checksum; /* store: out, XXH3-64 of the block as stored.  load with verify: in, what it must be */
+    bool verify;       /* load: compare first; nothing is copied on a mismatch */
 } mover_item;
 
 typedef struct mover_job {
@@ -37,17 +36,15 @@ typedef struct mover_job {
     bool checksum; /* store: compute it (else 0) */
 } mover_job;
 
-typedef struct mover_stats { /* read from any thread, each value by itself */
-    uint64_t jobs, blocks, bytes, busy_us, failed,
-        queued;         /* as worker_stats; blocks and bytes: copied whole */
+typedef struct mover_stats {                               /* read from any thread, each value by itself */
+    uint64_t jobs, blocks, bytes, busy_us, failed, queued; /* as worker_stats; blocks and bytes: copied whole */
     uint64_t oldest_us; /* age of the job that is being waited for by the device; 0 if idle */
 } mover_stats;
 
 kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink, kvs_err *err);
 void mover_submit(mover *m, mover_job *j);
-void mover_kick(mover *m); /* after job_drop or job.stop: look at the lists again */
-void mover_destroy(
-    mover *m); /* waits for what runs, drops what waits; every on_done has been posted when it returns */
+void mover_kick(mover *m);    /* after job_drop or job.stop: look at the lists again */
+void mover_destroy(mover *m); /* waits for what runs, drops what waits; every on_done has been posted when it returns */
 void mover_get_stats(const mover *m, mover_stats *ret);
 
 #endif

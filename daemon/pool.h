@@ -33,11 +33,11 @@ typedef struct pool pool;
 typedef uint32_t pool_slot; /* extent * (extent_bytes / 1024) + index; the row number of the slot table */
 
 enum pool_state { /* the numbers are in the slot table: append only */
-    POOL_FREE = 0,
-    POOL_WRITING = 1,
-    POOL_READY = 2,
-    POOL_DRAINING = 3,    /* no longer found; somebody still reads it */
-    POOL_QUARANTINED = 4, /* the hardware may still touch it */
+                  POOL_FREE = 0,
+                  POOL_WRITING = 1,
+                  POOL_READY = 2,
+                  POOL_DRAINING = 3,    /* no longer found; somebody still reads it */
+                  POOL_QUARANTINED = 4, /* the hardware may still touch it */
 };
 
 /* One row of the slot table, 64 bytes, in a memfd that outlives the process.  Written in this order: state = writing
@@ -56,7 +56,8 @@ _Static_assert(sizeof(pool_row) == 64, "slot table row");
 
 typedef struct pool_config {
     uint64_t max_bytes;    /* rounded down to whole extents; at least one slot must fit */
-    uint64_t extent_bytes; /* 0 = max_bytes / 8 within 64..256 MiB (at most max_bytes); rounded down to 4 KiB */
+    uint64_t extent_bytes; /* 0 = max_bytes / 8 within 64..256 MiB (at most max_bytes), enlarged so that the extents
+                            * cover max_bytes; rounded down to 4 KiB; at most 2^20 extents */
     uint32_t max_slots;    /* of each layout; 0 = no cap */
 } pool_config;
 
@@ -67,7 +68,7 @@ typedef struct pool_bytes { /* the conservation law's terms, and subsets kept by
 
 typedef struct pool_layout_info {
     uint64_t slot_bytes;
-    uint32_t n_extents;
+    uint32_t n_extents; /* without those that are closing; the slots below are with them */
     uint64_t n_slots, n_free, n_writing, n_ready, n_draining, n_quarantined;
     uint64_t cap; /* most slots it can ever have: max_slots, or what the whole arena holds */
 } pool_layout_info;
@@ -78,10 +79,10 @@ void pool_destroy(pool *p); /* NULL is fine */
 /* ---- pieces: made usable in the background ---- */
 /* The next piece that is not usable yet: address and size, to be allocated and registered by the pinner.  False: all. */
 bool pool_next_piece(const pool *p, void **ret_address, uint64_t *ret_bytes);
-void pool_piece_usable(pool *p);              /* the piece that pool_next_piece named */
-void pool_piece_failed(pool *p);              /* it is left out, with all behind it */
-int pool_arena_fd(const pool *p);             /* borrowed */
-int pool_table_fd(const pool *p);             /* borrowed */
+void pool_piece_usable(pool *p);  /* the piece that pool_next_piece named */
+void pool_piece_failed(pool *p);  /* it is left out, with all behind it */
+int pool_arena_fd(const pool *p); /* borrowed */
+int pool_table_fd(const pool *p); /* borrowed */
 uint64_t pool_extent_bytes(const pool *p);
 
 /* ---- layouts ---- */
@@ -102,13 +103,16 @@ void pool_quarantine(pool *p, pool_slot s);                /* writing, ready or 
 pool_row *pool_row_of(const pool *p, pool_slot s);         /* never NULL for a slot that pool_take gave out */
 uint8_t *pool_address(const pool *p, pool_slot s);
 uint32_t pool_layout_of(const pool *p, pool_slot s);
-uint32_t pool_max_rows(const pool *p);                     /* slots are below this */
+uint32_t pool_max_rows(const pool *p); /* slots are below this */
 
 /* ---- extents ---- */
 uint32_t pool_n_extents(const pool *p);
 uint32_t pool_extent_of(const pool *p, pool_slot s);
 /* Layout of an extent, or POOL_NONE; its slots are first .. first + n - 1. */
 uint32_t pool_extent_layout(const pool *p, uint32_t extent, pool_slot *ret_first, uint32_t *ret_n, bool *ret_closing);
+/* Slots first .. first + this - 1 may be taken or have been; the rows behind them were not touched, and reading one
+ * would make it cost memory. */
+uint32_t pool_extent_used(const pool *p, uint32_t extent);
 void pool_extent_close(pool *p, uint32_t extent); /* no more takes from it; unassigned as soon as its slots are free */
 
 void pool_get_bytes(const pool *p, pool_bytes *ret);

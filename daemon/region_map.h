@@ -4,7 +4,8 @@
 /* Region map: where each plane of each slot of a device region lies.
  *
  * Knows addresses and pitches that were checked when the region was made.  Does not know who holds what.
- * Immutable after creation: any thread may read it while the region is referenced.  Borrows the memory it points to. */
+ * Immutable after creation: any thread may read it while the region is referenced.  Borrows the memory it
+ * points to. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,7 +24,8 @@ typedef struct region_plane {
 typedef struct region_map {
     uint64_t slot_bytes;
     uint32_t n_slots, n_planes, tokens_per_block;
-    bool cross_layer; /* slots are contiguous blocks: planes[0].base + slot * stride, slot_bytes long: one copy a block */
+    bool cross_layer; /* slots are contiguous blocks: planes[0].base + slot * stride, slot_bytes long: one
+                         copy a block */
     region_plane planes[];
 } region_map;
 

@@ -3,13 +3,14 @@
 
 /* Request layer: every op of the protocol between a frame that arrived and the reply that leaves.
  *
- * Knows ops, clients' rights, regions, leases, credit, deadlines.  Does not know sockets, libuv or how bytes are copied.
- * Time comes in as now_us, so that tests run it under a simulated clock.  Loop thread only.
+ * Knows ops, clients' rights, regions, leases, credit, deadlines.  Does not know sockets, libuv or how bytes
+ * are copied. Time comes in as now_us, so that tests run it under a simulated clock.  Loop thread only.
  *
- *   conn --peer_request--> admit (limits, credit, reply space) --> directory / pool --> mover | decoder | pinner
- *   conn <--peer_ops.send-- exactly one reply a request         <-- on_done (by the work_sink)
+ *   conn --peer_request--> admit (limits, credit, reply space) --> directory / pool --> mover | decoder |
+ * pinner conn <--peer_ops.send-- exactly one reply a request         <-- on_done (by the work_sink)
  *
- * Ownership: the core owns pool, directory, workers, regions and peers; it borrows the device and the config. */
+ * Ownership: the core owns pool, directory, workers, regions and peers; it borrows the device and the config.
+ */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -40,44 +41,57 @@ typedef struct core core;
 kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink, uint64_t now_us, kvs_err *err);
 /* Everything is refused with E_STATE from now on, but CANCEL, HEALTH, STATUS and what is in flight. */
 void core_drain(core *c);
-bool core_is_idle(const core *c);  /* no request in flight, no region being unmapped */
-bool core_is_ready(const core *c); /* the first piece is usable */
+bool core_is_idle(const core *c);    /* no request in flight, no region being unmapped */
+bool core_is_ready(const core *c);   /* the first piece is usable */
+/* KVS_OK, or why no piece will ever be usable: the process must end. */
+kvs_status core_start_failure(const core *c, kvs_err *err);
 kvs_status core_lost(const core *c); /* E_DEVICE_LOST once the device is; the process must end non-zero */
-/* Joins the workers.  All peers must be gone.  Completions still posted must be run by the caller before this:
- * core_stop joins and posts, then the caller drains the sink, then core_destroy frees. */
+/* Joins the workers.  All peers must be gone.  Completions still posted must be run by the caller before
+ * this: core_stop joins and posts, then the caller drains the sink, then core_destroy frees. */
 void core_stop(core *c);
 void core_destroy(core *c);
 
-/* Run what is due (deadlines, leases, growth).  Returns when to call next, UINT64_MAX: only after other events. */
+/* Run what is due (deadlines, leases, growth).  Returns when to call next, UINT64_MAX: only after other
+ * events. */
 uint64_t core_tick(core *c, uint64_t now_us);
 uint64_t core_next_due(const core *c); /* cheap; may have moved after any call into the core */
+
+/* Reasons in HEALTH's reply, bits.  They decide its state in this order: draining, degraded, starting, ok. */
+enum health_reason {
+    HEALTH_NO_PIECE = 1,     /* starting: no piece of the arena is usable yet */
+    HEALTH_PIECE_FAILED = 2, /* degraded: a piece could not be allocated or registered; the pool is smaller */
+    HEALTH_STUCK = 4,        /* degraded: the device has been busy with one transfer for more than 10 s */
+    HEALTH_DEVICE_LOST = 8,  /* degraded: nothing but HEALTH is answered; the process is about to end */
+    HEALTH_DRAINS = 16,      /* draining: the daemon is about to end */
+};
 
 /* ---- a connection, as the request layer sees it ---- */
 typedef struct peer peer;
 
 typedef struct peer_ops {
-    void (*send)(void *ud, reply *r);             /* takes ownership; never calls back into the peer */
-    size_t (*out_bytes)(const void *ud);          /* queued, not yet sent: events are dropped when it is high */
-    void (*closed)(void *ud);                     /* peer_gone has finished: nothing of the client is left; ud may go */
+    void (*send)(void *ud, reply *r);    /* takes ownership; never calls back into the peer */
+    size_t (*out_bytes)(const void *ud); /* queued, not yet sent: events are dropped when it is high */
+    void (*closed)(void *ud);            /* peer_gone has finished: nothing of the client is left; ud may go */
 } peer_ops;
 
 typedef struct peer_info {
     uid_t uid;
-    pid_t pid;      /* 0 if another PID namespace */
-    bool is_admin;  /* came in by the admin socket */
+    pid_t pid;     /* 0 if another PID namespace */
+    bool is_admin; /* came in by the admin socket */
     uint32_t tenant;
 } peer_info;
 
 /* E_LIMIT: too many clients.  The peer answers nothing but HELLO until HELLO. */
 kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const peer_info *info, uint64_t now_us,
                        kvs_err *err);
-/* One whole frame; its descriptors are the peer's from here on.  A failure (E_PROTO, ...) means: close the connection.
- * A refusal is a reply and returns KVS_OK. */
+/* One whole frame; its descriptors are the peer's from here on.  A failure (E_PROTO, ...) means: close the
+ * connection. A refusal is a reply and returns KVS_OK. */
 kvs_status peer_request(peer *p, frame *f, uint64_t now_us, kvs_err *err);
 uint32_t peer_in_flight(const peer *p); /* requests that have no reply yet */
 bool peer_said_hello(const peer *p);
-/* The connection is gone: jobs that wait are dropped, those that run are waited for, then regions are unmapped on the
- * pinner, leases, holds and half-written blocks go; then ops->closed.  Call once; no other call after it. */
+/* The connection is gone: jobs that wait are dropped, those that run are waited for, then regions are
+ * unmapped on the pinner, leases, holds and half-written blocks go; then ops->closed.  Call once; no other
+ * call after it. */
 void peer_gone(peer *p, uint64_t now_us);
 
 #endif

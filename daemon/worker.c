@@ -373,10 +373,8 @@ void worker_get_stats(const worker *w, worker_stats *ret)
 {
     uint64_t since = get(&w->run_since_us), now = thread_now_us();
 
-    *ret = (worker_stats){.jobs = get(&w->jobs),
-                          .failed = get(&w->failed),
-                          .queued = get(&w->queued),
-                          .busy_us = get(&w->busy_us)};
+    *ret = (worker_stats){
+        .jobs = get(&w->jobs), .failed = get(&w->failed), .queued = get(&w->queued), .busy_us = get(&w->busy_us)};
     /* A run that began within this microsecond is still a run. */
     if (since != 0)
         ret->oldest_us = now > since ? now - since : 1;

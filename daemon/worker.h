@@ -20,8 +20,8 @@ typedef struct worker worker;
 typedef struct worker_ops {
     const char *name;                            /* of the thread, at most 15 bytes */
     kvs_status (*start)(void *ud, kvs_err *err); /* before the first job; a failure is create's failure */
-    void (*run)(void *ud, job *j); /* notes failures with job_note; status and err start clean */
-    void (*stop)(void *ud);        /* after the last job, if start succeeded */
+    void (*run)(void *ud, job *j);               /* notes failures with job_note; status and err start clean */
+    void (*stop)(void *ud);                      /* after the last job, if start succeeded */
 } worker_ops;
 
 typedef struct worker_stats {

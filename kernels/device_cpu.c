@@ -104,8 +104,13 @@ static kvs_status cpu_host_register(device *d, void *p, uint64_t bytes, kvs_err 
         return s;
     if (madvise(first, whole, MADV_POPULATE_WRITE) == 0)
         return KVS_OK;
-    if (errno != EINVAL)
-        return sys_fail(err, "host_register", bytes);
+    if (errno != EINVAL) {
+        int e = errno;
+
+        return kvs_fail(err, e == ENOMEM || e == EFAULT ? KVS_E_NO_SPACE : KVS_E_SYS,
+                        "host_register: %" PRIu64 " bytes: %s; %" PRIu64 " are available", bytes, strerror(e),
+                        kvs_host_available());
+    }
     touch(first, whole, page);
     return KVS_OK;
 }
@@ -120,18 +125,17 @@ static void cpu_host_unregister(device *d, void *p, uint64_t bytes)
 /* --- device memory
  * ---------------------------------------------------------------------------------------------- */
 
-static kvs_status mem_alloc(device *d, uint32_t n_pieces, cpu_mem **ret, kvs_err *err)
+static cpu_mem *mem_alloc(device *d, uint32_t n_pieces)
 {
     cpu_mem *m = malloc(sizeof *m + n_pieces * sizeof m->pieces[0]);
 
     if (m == NULL)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "device memory: no memory for %" PRIu32 " pieces", n_pieces);
+        return NULL;
     m->base.dev = d;
     m->n_pieces = n_pieces;
     for (uint32_t i = 0; i < n_pieces; i++)
         m->pieces[i] = (cpu_piece){.fd = -1};
-    *ret = m;
-    return KVS_OK;
+    return m;
 }
 
 static void cpu_mem_close(device_mem *dm)
@@ -183,15 +187,15 @@ static kvs_status piece_create(cpu_piece *p, uint64_t bytes, kvs_err *err)
 static kvs_status cpu_mem_create(device *d, uint64_t bytes, device_mem **ret, kvs_err *err)
 {
     const uint64_t page = ((cpu_device *)d)->page;
-    cpu_mem *m = NULL;
+    cpu_mem *m;
     kvs_status s;
 
     if (bytes == 0 || bytes > (uint64_t)INT64_MAX - page)
         return kvs_fail(err, KVS_E_INVALID, "mem_create: %" PRIu64 " bytes is outside 1..%" PRIu64, bytes,
                         (uint64_t)INT64_MAX - page);
-    s = mem_alloc(d, 1, &m, err);
-    if (s != KVS_OK)
-        return s;
+    m = mem_alloc(d, 1);
+    if (m == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "mem_create: no memory for a piece");
     s = piece_create(&m->pieces[0], (bytes + page - 1) / page * page, err);
     if (s != KVS_OK) {
         cpu_mem_close(&m->base);
@@ -218,8 +222,7 @@ static kvs_status import_check_seals(int fd, uint32_t i, kvs_err *err)
         return kvs_fail(err, KVS_E_INVALID, "descriptor %" PRIu32 ": seals %#x lack F_SEAL_SHRINK (%#x)", i,
                         (unsigned)seals, (unsigned)F_SEAL_SHRINK);
     if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0)
-        return kvs_fail(err, KVS_E_INVALID, "descriptor %" PRIu32 ": seals %#x forbid writing", i,
-                        (unsigned)seals);
+        return kvs_fail(err, KVS_E_INVALID, "descriptor %" PRIu32 ": seals %#x forbid writing", i, (unsigned)seals);
     return KVS_OK;
 }
 
@@ -248,9 +251,8 @@ static kvs_status import_check(int fd, uint32_t i, uint64_t *ret_bytes, kvs_err 
                         (int64_t)st.st_size);
     if ((uint64_t)st.st_blocks * 512 < (uint64_t)st.st_size)
         return kvs_fail(err, KVS_E_INVALID,
-                        "descriptor %" PRIu32 ": %" PRIu64 " of %" PRIu64
-                        " bytes are allocated; fallocate it whole",
-                        i, (uint64_t)st.st_blocks * 512, (uint64_t)st.st_size);
+                        "descriptor %" PRIu32 ": %" PRIu64 " of %" PRIu64 " bytes are allocated; fallocate it whole", i,
+                        (uint64_t)st.st_blocks * 512, (uint64_t)st.st_size);
     *ret_bytes = (uint64_t)st.st_size;
     return KVS_OK;
 }
@@ -266,26 +268,25 @@ static kvs_status piece_import(cpu_piece *p, int fd, uint32_t i, uint64_t room, 
     if (s != KVS_OK)
         return s;
     if (p->bytes > room)
-        return kvs_fail(err, KVS_E_LIMIT, "descriptor %" PRIu32 ": %" PRIu64 " bytes, %" PRIu64 " are left",
-                        i, p->bytes, room);
+        return kvs_fail(err, KVS_E_LIMIT, "descriptor %" PRIu32 ": %" PRIu64 " bytes, %" PRIu64 " are left", i,
+                        p->bytes, room);
     return piece_map(p, err);
 }
 
 static kvs_status cpu_mem_import(device *d, const device_import *in, device_mem **ret, kvs_err *err)
 {
     uint64_t room = in->max_bytes;
-    cpu_mem *m = NULL;
-    kvs_status s;
+    kvs_status s = KVS_OK;
+    cpu_mem *m;
 
     if (in->memory != WIRE_MEMORY_MEMFD)
-        return kvs_fail(err, KVS_E_UNSUPPORTED, "memory: kind %" PRIu32 ", the cpu device takes %d (memfd)",
-                        in->memory, (int)WIRE_MEMORY_MEMFD);
+        return kvs_fail(err, KVS_E_UNSUPPORTED, "memory: kind %" PRIu32 ", the cpu device takes %d (memfd)", in->memory,
+                        (int)WIRE_MEMORY_MEMFD);
     if (in->n_fds < 1 || in->n_fds > MAX_PIECES)
-        return kvs_fail(err, KVS_E_INVALID, "n_fds: %" PRIu32 " is outside 1..%d", in->n_fds,
-                        (int)MAX_PIECES);
-    s = mem_alloc(d, in->n_fds, &m, err);
-    if (s != KVS_OK)
-        return s;
+        return kvs_fail(err, KVS_E_INVALID, "n_fds: %" PRIu32 " is outside 1..%d", in->n_fds, (int)MAX_PIECES);
+    m = mem_alloc(d, in->n_fds);
+    if (m == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "mem_import: no memory for %" PRIu32 " pieces", in->n_fds);
     for (uint32_t i = 0; i < in->n_fds && s == KVS_OK; i++) {
         s = piece_import(&m->pieces[i], in->fds[i], i, room, err);
         room -= s == KVS_OK ? m->pieces[i].bytes : 0;
@@ -357,8 +358,8 @@ static kvs_status cpu_copy(device_queue *dq, const device_copy *c, size_t n, uin
     return KVS_OK;
 }
 
-static kvs_status cpu_mla_write(device_queue *dq, const kvs_mla_write_args *a, uint32_t *ret_bad,
-                                uint64_t *ret_mark, kvs_err *err)
+static kvs_status cpu_mla_write(device_queue *dq, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
+                                kvs_err *err)
 {
     kvs_status s = kvs_mla_write(a, ret_bad, err);
 
@@ -374,8 +375,7 @@ static kvs_status workspace_take(cpu_queue *q, uint64_t bytes, kvs_err *err)
     if (bytes <= q->workspace_bytes)
         return KVS_OK;
     if (bytes > MAX_WORKSPACE)
-        return kvs_fail(err, KVS_E_LIMIT, "workspace: %" PRIu64 " bytes are more than %d", bytes,
-                        (int)MAX_WORKSPACE);
+        return kvs_fail(err, KVS_E_LIMIT, "workspace: %" PRIu64 " bytes are more than %d", bytes, (int)MAX_WORKSPACE);
     p = malloc(bytes);
     if (p == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "workspace: no memory for %" PRIu64 " bytes", bytes);
@@ -403,8 +403,8 @@ static kvs_status cpu_wait(device_queue *dq, uint64_t mark, kvs_err *err)
     const cpu_queue *q = (const cpu_queue *)dq;
 
     if (mark > q->mark)
-        return kvs_fail(err, KVS_E_INVALID, "mark: %" PRIu64 " was not given out, the last was %" PRIu64,
-                        mark, q->mark);
+        return kvs_fail(err, KVS_E_INVALID, "mark: %" PRIu64 " was not given out, the last was %" PRIu64, mark,
+                        q->mark);
     return KVS_OK;
 }
 

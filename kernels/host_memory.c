@@ -89,7 +89,7 @@ kvs_status kvs_host_want(const char *what, uint64_t bytes, kvs_err *err)
     uint64_t available = kvs_host_available();
 
     if (bytes > available)
-        return kvs_fail(err, KVS_E_NO_SPACE, "%s: %" PRIu64 " bytes wanted, %" PRIu64 " are available", what,
-                        bytes, available);
+        return kvs_fail(err, KVS_E_NO_SPACE, "%s: %" PRIu64 " bytes wanted, %" PRIu64 " are available", what, bytes,
+                        available);
     return KVS_OK;
 }

@@ -17,8 +17,8 @@ kvs_status kvs_mla_view_check(const kvs_view *v, kvs_err *err);
 
 /* n rows of row_bytes, stride bytes apart: a base that is a multiple of `align`, stride >= row_bytes,
  * addressable. */
-kvs_status kvs_mla_rows_check(const char *name, const uint8_t *base, uint64_t n, uint64_t stride,
-                              uint64_t row_bytes, uint64_t align, kvs_err *err);
+kvs_status kvs_mla_rows_check(const char *name, const uint8_t *base, uint64_t n, uint64_t stride, uint64_t row_bytes,
+                              uint64_t align, kvs_err *err);
 
 /* All of kvs_mla_decode's arguments but the workspace. */
 kvs_status kvs_mla_decode_check(const kvs_mla_decode_args *a, kvs_err *err);

@@ -32,8 +32,7 @@ uint64_t kvs_mla_decode_workspace(const kvs_mla_decode_args *a)
     if (a->s_q < 1 || a->s_q > KVS_MLA_MAX_SQ || a->h_q < 1 || a->h_q > KVS_MLA_MAX_HEADS ||
         a->parts > KVS_MLA_MAX_PARTS)
         return 0;
-    return sizeof(mla_group) + MLA_VECTOR_BYTES -
-           1; /* parts are merged as they come; the rest is for alignment */
+    return sizeof(mla_group) + MLA_VECTOR_BYTES - 1; /* parts are merged as they come; the rest is for alignment */
 }
 
 static uint64_t pages_of(const kvs_mla_decode_args *a, uint64_t n_tokens)
@@ -93,7 +92,7 @@ static void load_values(float *dst, const uint8_t *src, uint32_t n, uint32_t is_
     for (uint32_t i = 0; i < n; i++) {
         uint16_t h;
 
-        memcpy(&h, src + 2 * i, sizeof h);
+        memcpy(&h, src + 2 * (size_t)i, sizeof h);
         dst[i] = is_fp16 ? kvs_f16_to_f32(h) : kvs_bf16_to_f32(h);
     }
 }
@@ -103,7 +102,7 @@ static void store_values(uint8_t *dst, const float *src, uint32_t n, uint32_t is
     for (uint32_t i = 0; i < n; i++) {
         uint16_t h = is_fp16 ? kvs_f32_to_f16(src[i]) : kvs_f32_to_bf16(src[i]);
 
-        memcpy(dst + 2 * i, &h, sizeof h);
+        memcpy(dst + 2 * (size_t)i, &h, sizeof h);
     }
 }
 
@@ -161,9 +160,8 @@ static void tile_run(const walk *w, uint32_t seq, uint32_t first, uint64_t len, 
         uint64_t t = t0 + i;
         int32_t block = i < g->n_tokens ? row[t / v->tokens_per_block] : -1;
 
-        g->src[i] = is_good_block(w->a, block)
-                        ? kvs_view_row(v, (uint32_t)block, (uint32_t)(t % v->tokens_per_block))
-                        : NULL;
+        g->src[i] =
+            is_good_block(w->a, block) ? kvs_view_row(v, (uint32_t)block, (uint32_t)(t % v->tokens_per_block)) : NULL;
     }
     for (uint32_t r = 0; r < g->n_rows; r++) {
         uint64_t seen = seen_by(w, first, r, len);
@@ -227,8 +225,8 @@ kvs_status kvs_mla_decode(const kvs_mla_decode_args *a, void *workspace, uint64_
     if (s != KVS_OK)
         return s;
     if (workspace == NULL || workspace_bytes < kvs_mla_decode_workspace(a))
-        return kvs_fail(err, KVS_E_LIMIT, "workspace: %" PRIu64 " bytes at %p, %" PRIu64 " are needed",
-                        workspace_bytes, workspace, kvs_mla_decode_workspace(a));
+        return kvs_fail(err, KVS_E_LIMIT, "workspace: %" PRIu64 " bytes at %p, %" PRIu64 " are needed", workspace_bytes,
+                        workspace, kvs_mla_decode_workspace(a));
     w.g = (mla_group *)(((uintptr_t)workspace + MLA_VECTOR_BYTES - 1) & ~(uintptr_t)(MLA_VECTOR_BYTES - 1));
     w.g->is_fp16 = a->view.format == KVS_FORMAT_mla_fp16;
     w.g->sm_scale = a->sm_scale;

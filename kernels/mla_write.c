@@ -14,8 +14,8 @@ static kvs_status write_check(const kvs_mla_write_args *a, kvs_err *err)
         s = kvs_mla_rows_check("k_pe", a->k_pe, a->n_tokens, a->k_pe_stride, ROPE_BYTES, 2, err);
     if (s == KVS_OK && a->n_tokens > 0 &&
         (a->slot_mapping == NULL || (uintptr_t)a->slot_mapping % sizeof *a->slot_mapping != 0))
-        s = kvs_fail(err, KVS_E_INVALID, "slot_mapping: %p does not hold %lu slots",
-                     (const void *)a->slot_mapping, (unsigned long)a->n_tokens);
+        s = kvs_fail(err, KVS_E_INVALID, "slot_mapping: %p does not hold %lu slots", (const void *)a->slot_mapping,
+                     (unsigned long)a->n_tokens);
     return s;
 }
 

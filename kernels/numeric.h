@@ -72,8 +72,7 @@ static inline KVS_HD uint16_t kvs_f32_to_f16(float f)
         return (uint16_t)(sign | 0x7E00u | ((a >> 13) & 0x3FFu));
     if (a >= 0x477FF000u)
         return (uint16_t)(sign | 0x7C00u);
-    if (a <
-        0x38800000u) /* below 2^-14: beside 0.5 the adder itself rounds to the 2^-24 of a subnormal half */
+    if (a < 0x38800000u) /* below 2^-14: beside 0.5 the adder itself rounds to the 2^-24 of a subnormal half */
         return (uint16_t)(sign | (kvs_f32_bits(kvs_f32_from_bits(a) + 0.5f) - 0x3F000000u));
     a += 0xFFFu + ((a >> 13) & 1u);
     return (uint16_t)(sign | ((a - 0x38000000u) >> 13));

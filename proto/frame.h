@@ -24,7 +24,7 @@ typedef struct frame_span {
 
 typedef struct frame {
     wire_header head;
-    const uint8_t *body; /* [head.body_len], borrowed until the next frame_want */
+    const uint8_t *body;   /* [head.body_len], borrowed until the next frame_want */
     int fds[WIRE_MAX_FDS]; /* [head.n_fds]; the caller takes them: it must close those it does not want */
 } frame;
 
@@ -40,7 +40,9 @@ typedef struct frame_reader {
 void frame_reader_init(frame_reader *r, uint32_t body_max);
 void frame_reader_fini(frame_reader *r); /* any number of times; closes unclaimed descriptors */
 
-/* Room for the next bytes; len is never 0 unless memory ran out. */
+/* Room for the next bytes.  Take every whole frame first: len is 0 when the buffer is full of them, when memory ran out
+ * and when the reader is broken, never otherwise.  While an unfinished frame's descriptors wait, it is just what that frame
+ * still needs: never read more than is offered. */
 frame_span frame_want(frame_reader *r);
 
 /* `n` bytes have arrived at frame_want's place, and `n_fds` descriptors with them, which the reader owns from here on,

@@ -20,18 +20,19 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default) /* part of libkvstride */
 
 /*      name           id  bytes a token: fixed, or 0 = the caller's row_bytes */
-#define KVS_FORMAT_MAP(X)                                                                                   \
-    X(mla_bf16, 1, 1152)    /* 512 latent + 64 rope, bf16 */                                                \
-    X(mla_fp16, 2, 1152)    /* the same in fp16 */                                                          \
-    X(mla_fp8, 3, 576)      /* e4m3, one scale a tensor */                                                  \
-    X(fp8_ds_mla, 4, 656)   /* 512 e4m3 + 4 fp32 scales + 64 bf16 */                                        \
-    X(indexer_fp8, 5, 132)  /* 128 e4m3 + fp32 scale, page block-wise: data rows, then scales */            \
-    X(kv_bf16, 6, 0)        /* K or V of GQA/MHA: heads x dim x 2 */                                        \
-    X(kv_fp16, 7, 0)                                                                                        \
-    X(kv_fp8, 8, 0)                                                                                         \
-    X(raw, 9, 0)            /* bytes; moved and stored, never computed on */
+#define KVS_FORMAT_MAP(X)                                                                                              \
+    X(mla_bf16, 1, 1152)   /* 512 latent + 64 rope, bf16 */                                                            \
+    X(mla_fp16, 2, 1152)   /* the same in fp16 */                                                                      \
+    X(mla_fp8, 3, 576)     /* e4m3, one scale a tensor */                                                              \
+    X(fp8_ds_mla, 4, 656)  /* 512 e4m3 + 4 fp32 scales + 64 bf16 */                                                    \
+    X(indexer_fp8, 5, 132) /* 128 e4m3 + fp32 scale, page block-wise: data rows, then scales */                        \
+    X(kv_bf16, 6, 0)       /* K or V of GQA/MHA: heads x dim x 2 */                                                    \
+    X(kv_fp16, 7, 0)                                                                                                   \
+    X(kv_fp8, 8, 0)                                                                                                    \
+    X(raw, 9, 0) /* bytes; moved and stored, never computed on */
 
 typedef enum kvs_format {
 #define X(name, id, row) KVS_FORMAT_##name = (id),
@@ -65,20 +66,20 @@ typedef enum kvs_shard_kind {
 
 /* What makes two caches the same.  The tenant is not in here: the socket decides it. */
 typedef struct kvs_namespace {
-    char model[KVS_TAG_BYTES];   /* 1..255 bytes of UTF-8 without control characters */
-    char weights[KVS_TAG_BYTES]; /* revision, quantisation, RoPE and adapter settings; 0..255 bytes */
-    uint32_t shard;              /* kvs_shard_kind */
+    char model[KVS_TAG_BYTES];          /* 1..255 bytes of UTF-8 without control characters */
+    char weights[KVS_TAG_BYTES];        /* revision, quantisation, RoPE and adapter settings; 0..255 bytes */
+    uint32_t shard;                     /* kvs_shard_kind */
     uint32_t shard_a, shard_b, shard_n; /* 0,0,0 if replicated; else a < b <= n */
-    uint32_t tokens_per_block;   /* 1..4096 */
-    uint32_t n_planes;           /* 1..1024 */
-    const kvs_plane *planes;     /* [n_planes], the caller's */
+    uint32_t tokens_per_block;          /* 1..4096 */
+    uint32_t n_planes;                  /* 1..1024 */
+    const kvs_plane *planes;            /* [n_planes], the caller's */
 } kvs_namespace;
 
 /* "mla_bf16" -> id; also the documented aliases "bf16"/"bfloat16", "fp16"/"float16"/"half" and "fp8" of MLA geometry
  * (mla_bf16, mla_fp16, mla_fp8).  "auto" is refused: resolve it before you ask.  E_UNSUPPORTED names the value. */
 kvs_status kvs_format_parse(const char *name, uint32_t *ret, kvs_err *err);
-const char *kvs_format_name(uint32_t format);      /* NULL for a number that is none */
-uint32_t kvs_format_row_bytes(uint32_t format);    /* 0: not fixed by the format */
+const char *kvs_format_name(uint32_t format);   /* NULL for a number that is none */
+uint32_t kvs_format_row_bytes(uint32_t format); /* 0: not fixed by the format */
 
 /* Check every rule above.  E_INVALID / E_LIMIT / E_UNSUPPORTED name field, value and limit. */
 kvs_status kvs_namespace_check(const kvs_namespace *ns, kvs_err *err);
@@ -108,6 +109,7 @@ kvs_status kvs_namespace_mla(const char *model, const char *weights, uint32_t fo
 kvs_status kvs_key_derive(const uint8_t parent[32], const char *salt, const char *adapter, const uint32_t *tokens,
                           uint32_t n_tokens, uint8_t ret[32], kvs_err *err);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -3,7 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-kvs_status kvs_fail(kvs_err *err, kvs_status s, const char *fmt, ...)
+kvs_status(kvs_fail)(kvs_err *err, kvs_status s, const char *fmt, ...)
 {
     va_list ap;
 
@@ -19,8 +19,8 @@ kvs_status kvs_fail(kvs_err *err, kvs_status s, const char *fmt, ...)
 const char *kvs_status_name(kvs_status s)
 {
     switch (s) {
-#define X(name, value, text)                                                                                \
-    case KVS_##name:                                                                                        \
+#define X(name, value, text)                                                                                           \
+    case KVS_##name:                                                                                                   \
         return #name;
         KVS_STATUS_MAP(X)
 #undef X
@@ -31,8 +31,8 @@ const char *kvs_status_name(kvs_status s)
 const char *kvs_status_text(kvs_status s)
 {
     switch (s) {
-#define X(name, value, text)                                                                                \
-    case KVS_##name:                                                                                        \
+#define X(name, value, text)                                                                                           \
+    case KVS_##name:                                                                                                   \
         return text;
         KVS_STATUS_MAP(X)
 #undef X

@@ -32,7 +32,7 @@
 enum {
     WIRE_MAGIC = 0x3153564b,
     WIRE_HEADER_BYTES = 32,
-    WIRE_VERSION = 1,     /* the only protocol version so far */
+    WIRE_VERSION = 1, /* the only protocol version so far */
     WIRE_KEY_BYTES = 32,
     WIRE_LEASE_BYTES = 16,
     WIRE_TOKEN_BYTES = 16, /* names a daemon region among the connections of a tenant */
@@ -43,32 +43,32 @@ enum {
 #define WIRE_NONE32 UINT32_C(0xffffffff)
 
 /*      name           value  credit: what it draws on (D data, C control with credit of its own) */
-#define WIRE_OP_MAP(X)                                                                                      \
-    X(HELLO, 1)                                                                                             \
-    X(OPEN, 2)                                                                                              \
-    X(REGION_CREATE, 3)                                                                                     \
-    X(REGION_ATTACH, 4)                                                                                     \
-    X(REGION_IMPORT, 5)                                                                                     \
-    X(REGION_CLOSE, 6)                                                                                      \
-    X(LOOKUP, 7)                                                                                            \
-    X(RESERVE, 8)                                                                                           \
-    X(RELEASE, 9)                                                                                           \
-    X(LOAD, 10)                                                                                             \
-    X(STORE, 11)                                                                                            \
-    X(SLOT_TAKE, 12)                                                                                        \
-    X(SLOT_DROP, 13)                                                                                        \
-    X(WRITE, 14)                                                                                            \
-    X(DECODE, 15)                                                                                           \
-    X(EXTEND, 16)                                                                                           \
-    X(PIN, 17)                                                                                              \
-    X(UNPIN, 18)                                                                                            \
-    X(DROP, 19)                                                                                             \
-    X(RESET, 20)                                                                                            \
-    X(CANCEL, 21)                                                                                           \
-    X(STATUS, 22)                                                                                           \
-    X(HEALTH, 23)                                                                                           \
-    X(WATCH, 24)                                                                                            \
-    X(PING, 25)                                                                                             \
+#define WIRE_OP_MAP(X)                                                                                                 \
+    X(HELLO, 1)                                                                                                        \
+    X(OPEN, 2)                                                                                                         \
+    X(REGION_CREATE, 3)                                                                                                \
+    X(REGION_ATTACH, 4)                                                                                                \
+    X(REGION_IMPORT, 5)                                                                                                \
+    X(REGION_CLOSE, 6)                                                                                                 \
+    X(LOOKUP, 7)                                                                                                       \
+    X(RESERVE, 8)                                                                                                      \
+    X(RELEASE, 9)                                                                                                      \
+    X(LOAD, 10)                                                                                                        \
+    X(STORE, 11)                                                                                                       \
+    X(SLOT_TAKE, 12)                                                                                                   \
+    X(SLOT_DROP, 13)                                                                                                   \
+    X(WRITE, 14)                                                                                                       \
+    X(DECODE, 15)                                                                                                      \
+    X(EXTEND, 16)                                                                                                      \
+    X(PIN, 17)                                                                                                         \
+    X(UNPIN, 18)                                                                                                       \
+    X(DROP, 19)                                                                                                        \
+    X(RESET, 20)                                                                                                       \
+    X(CANCEL, 21)                                                                                                      \
+    X(STATUS, 22)                                                                                                      \
+    X(HEALTH, 23)                                                                                                      \
+    X(WATCH, 24)                                                                                                       \
+    X(PING, 25)                                                                                                        \
     X(EVENT, 26) /* daemon to client only */
 
 typedef enum wire_op {
@@ -142,13 +142,16 @@ bool wire_in_done(const wire_in *i);
  * wire_put_<name>(), wire_get_<name>() and WIRE_<name>_BYTES.  PROTOCOL.md gives unit, range and meaning of each field;
  * a test compares it with these tables. */
 
+/* clang-format off */
 #define WIRE_hello_req(F)                                                                                   \
     F(u16, version_min) F(u16, version_max) F(u32, pid) F(u64, features) F(u32, name_len) F(u32, reserved)
 /* then name[name_len], padded */
 #define WIRE_hello_rep(F)                                                                                   \
-    F(u16, version) F(u16, is_admin) F(u32, n_counters) F(u64, features) F(b16, boot_id) F(u64, conn_id)    \
-    F(u32, max_body) F(u32, max_keys) F(u32, credit_requests) F(u32, control_requests)                      \
-    F(u64, credit_bytes) F(u64, default_deadline_us) F(u64, max_deadline_us)
+    F(u16, version)                                                                                                    \
+    F(u16, is_admin)                                                                                                   \
+    F(u32, n_counters)                                                                                                 \
+    F(u64, features) F(b16, boot_id) F(u64, conn_id) F(u32, max_body) F(u32, max_keys) F(u32, credit_requests)         \
+        F(u32, control_requests) F(u64, credit_bytes) F(u64, default_deadline_us) F(u64, max_deadline_us)
 /* one descriptor: the counter page */
 
 /* OPEN request: the canonical namespace description (proto/layout.h) and nothing else, padded. */
@@ -157,16 +160,17 @@ bool wire_in_done(const wire_in *i);
 /* kind: enum wire_region_kind.  slots: n_slots; scratch: bytes, and ns is WIRE_NONE32 */
 #define WIRE_region_create_req(F) F(u32, ns) F(u32, kind) F(u32, device) F(u32, n_slots) F(u64, bytes)
 #define WIRE_region_rep(F)                                                                                  \
-    F(u32, region) F(u32, n_slots) F(u64, slot_stride) F(u64, bytes) F(u64, piece_bytes)                    \
-    F(u32, n_pieces) F(u32, n_entries) F(b16, token)
+    F(u32, region)                                                                                                     \
+    F(u32, n_slots)                                                                                                    \
+    F(u64, slot_stride) F(u64, bytes) F(u64, piece_bytes) F(u32, n_pieces) F(u32, n_entries) F(b16, token)
 /* descriptors: one a piece (not for IMPORT); then status u32[n_entries] of REGION_ATTACH */
 #define WIRE_region_attach_req(F)                                                                           \
-    F(u32, ns) F(u32, kind) F(u32, device) F(u32, n_slots) F(u64, bytes) F(u32, mode) F(u32, n_entries)     \
-    F(b16, token)
+    F(u32, ns) F(u32, kind) F(u32, device) F(u32, n_slots) F(u64, bytes) F(u32, mode) F(u32, n_entries) F(b16, token)
 /* mode 0: token names a live region of this tenant, no descriptors.  mode 1: re-offer, one descriptor a piece;
  * then n_entries x region_entry: slots that the client still held */
 #define WIRE_region_entry(F) F(u32, slot) F(u32, gen) F(u32, flags) F(u32, depth) F(b32, key)
-#define WIRE_region_import_req(F) F(u32, ns) F(u32, device) F(u32, n_slots) F(u32, memory) F(u32, n_maps) F(u32, reserved)
+#define WIRE_region_import_req(F)                                                                                      \
+    F(u32, ns) F(u32, device) F(u32, n_slots) F(u32, memory) F(u32, n_maps) F(u32, reserved)
 /* then n_maps x plane_map: 1 = cross-layer (base and stride of the slot), else one a plane, in plane order */
 #define WIRE_plane_map(F) F(u32, fd) F(u32, reserved) F(u64, base) F(u64, stride)
 #define WIRE_region_close_req(F) F(u32, region) F(u32, reserved)
@@ -180,16 +184,22 @@ bool wire_in_done(const wire_in *i);
 
 /* flags: enum wire_load_flags.  then key[n] unless WIRE_LOAD_BY_LEASE; then slot_ref[n] */
 #define WIRE_load_req(F)                                                                                    \
-    F(u32, ns) F(u32, region) F(u32, n) F(u32, flags) F(u32, after_counter) F(u32, signal_counter)          \
-    F(u64, after_value) F(u64, signal_value) F(b16, lease) F(u32, lease_first) F(u32, reserved)
+    F(u32, ns)                                                                                                         \
+    F(u32, region)                                                                                                     \
+    F(u32, n)                                                                                                          \
+    F(u32, flags) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value) F(b16, lease)  \
+        F(u32, lease_first) F(u32, reserved)
 #define WIRE_slot_ref(F) F(u32, slot) F(u32, gen)
 #define WIRE_load_rep(F) F(u32, n) F(u32, n_ok) /* then n x load_result */
 #define WIRE_load_result(F) F(u32, status) F(u32, flags) F(u32, slot) F(u32, gen)
 
 /* flags: enum wire_store_flags.  then key[n], slot_ref[n].  parent: key at depth first_depth - 1, zeros if 0 */
 #define WIRE_store_req(F)                                                                                   \
-    F(u32, ns) F(u32, region) F(u32, n) F(u32, flags) F(u32, after_counter) F(u32, signal_counter)          \
-    F(u64, after_value) F(u64, signal_value) F(u32, first_depth) F(u32, reserved) F(b32, parent)
+    F(u32, ns)                                                                                                         \
+    F(u32, region)                                                                                                     \
+    F(u32, n)                                                                                                          \
+    F(u32, flags) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)                \
+        F(u32, first_depth) F(u32, reserved) F(b32, parent)
 #define WIRE_key_rep(F) F(u32, n) F(u32, n_ok) /* then status u32[n]: STORE, SLOT_DROP, PIN, UNPIN, DROP */
 
 #define WIRE_slot_take_req(F) F(u32, region) F(u32, n)
@@ -198,25 +208,26 @@ bool wire_in_done(const wire_in *i);
 
 /* then n_calls x write_call, slot_mapping i64[n_tokens] */
 #define WIRE_write_req(F)                                                                                   \
-    F(u32, ns) F(u32, region) F(u32, n_tokens) F(u32, n_calls) F(u32, after_counter) F(u32, signal_counter) \
-    F(u64, after_value) F(u64, signal_value)
+    F(u32, ns)                                                                                                         \
+    F(u32, region)                                                                                                     \
+    F(u32, n_tokens)                                                                                                   \
+    F(u32, n_calls) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)
 #define WIRE_write_call(F)                                                                                  \
-    F(u32, plane) F(u32, scratch) F(u64, kv_c_offset) F(u64, kv_c_stride) F(u64, k_pe_offset)               \
-    F(u64, k_pe_stride)
+    F(u32, plane) F(u32, scratch) F(u64, kv_c_offset) F(u64, kv_c_stride) F(u64, k_pe_offset) F(u64, k_pe_stride)
 #define WIRE_call_rep(F) F(u32, n_calls) F(u32, n_ok) /* then n_calls x call_result: WRITE, DECODE */
 #define WIRE_call_result(F) F(u32, status) F(u32, parts) F(u32, kernel) F(u32, bad)
 
 /* then n_calls x decode_call, seq_len i32[n_seqs] padded, block_table i32[n_seqs][table_width] padded */
 #define WIRE_decode_req(F)                                                                                  \
-    F(u32, ns) F(u32, region) F(u32, n_seqs) F(u32, table_width) F(u32, s_q) F(u32, h_q) F(u32, n_calls)    \
-    F(u32, flags)
+    F(u32, ns) F(u32, region) F(u32, n_seqs) F(u32, table_width) F(u32, s_q) F(u32, h_q) F(u32, n_calls) F(u32, flags)
 #define WIRE_decode_call(F)                                                                                 \
-    F(u32, plane) F(u32, scratch) F(u32, parts) F(f32, sm_scale) F(u32, after_counter)                      \
-    F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)                                         \
-    F(u64, q_nope_offset) F(u64, q_nope_token) F(u64, q_nope_head)                                          \
-    F(u64, q_pe_offset) F(u64, q_pe_token) F(u64, q_pe_head)                                                \
-    F(u64, out_offset) F(u64, out_token) F(u64, out_head)                                                   \
-    F(u64, lse_offset) F(u64, lse_token) F(u64, lse_head)
+    F(u32, plane)                                                                                                      \
+    F(u32, scratch)                                                                                                    \
+    F(u32, parts)                                                                                                      \
+    F(f32, sm_scale) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)             \
+        F(u64, q_nope_offset) F(u64, q_nope_token) F(u64, q_nope_head) F(u64, q_pe_offset) F(u64, q_pe_token)          \
+            F(u64, q_pe_head) F(u64, out_offset) F(u64, out_token) F(u64, out_head) F(u64, lse_offset)                 \
+                F(u64, lse_token) F(u64, lse_head)
 
 #define WIRE_keys_req(F) F(u32, ns) F(u32, n) /* then key[n]: PIN, UNPIN, DROP */
 #define WIRE_reset_req(F) F(u32, ns) F(u32, flags)
@@ -227,40 +238,44 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_status_rep(F) F(u32, text_len) F(u32, reserved) /* then JSON text, padded */
 #define WIRE_health_rep(F) F(u32, state) F(u32, reasons) F(u64, uptime_us) F(b16, boot_id) /* enum wire_health */
 #define WIRE_watch_req(F) F(u32, mask) F(u32, reserved)                                    /* 1 << enum wire_event */
+/* EVENT frames carry the id of the WATCH, status 0, and this body without the message head of replies. */
 #define WIRE_event(F) F(u64, seq) F(u64, lost) F(u32, n) F(u32, reserved)                  /* then n x event_item */
 #define WIRE_event_item(F) F(u32, type) F(u32, ns) F(u32, depth) F(u32, cause) F(b32, key)
 /* PING: a body of 0..64 bytes, returned behind the reply's message head. */
 
 #define WIRE_BODY_MAP(X)                                                                                    \
-    X(hello_req) X(hello_rep) X(open_rep) X(region_create_req) X(region_rep) X(region_attach_req)           \
-    X(region_entry) X(region_import_req) X(plane_map) X(region_close_req) X(lookup_req) X(lookup_rep)       \
-    X(reserve_req) X(reserve_rep) X(release_req) X(load_req) X(slot_ref) X(load_rep) X(load_result)         \
-    X(store_req) X(key_rep) X(slot_take_req) X(slot_take_rep) X(slot_drop_req) X(write_req)                 \
-    X(write_call) X(call_rep) X(call_result) X(decode_req) X(decode_call) X(keys_req) X(reset_req)          \
-    X(reset_rep) X(cancel_req) X(cancel_rep) X(status_req) X(status_rep) X(health_rep) X(watch_req)         \
-    X(event) X(event_item)
+    X(hello_req)                                                                                                       \
+    X(hello_rep)                                                                                                       \
+    X(open_rep)                                                                                                        \
+    X(region_create_req) X(region_rep) X(region_attach_req) X(region_entry) X(region_import_req) X(plane_map)          \
+        X(region_close_req) X(lookup_req) X(lookup_rep) X(reserve_req) X(reserve_rep) X(release_req) X(load_req)       \
+            X(slot_ref) X(load_rep) X(load_result) X(store_req) X(key_rep) X(slot_take_req) X(slot_take_rep)           \
+                X(slot_drop_req) X(write_req) X(write_call) X(call_rep) X(call_result) X(decode_req) X(decode_call)    \
+                    X(keys_req) X(reset_req) X(reset_rep) X(cancel_req) X(cancel_rep) X(status_req) X(status_rep)      \
+                        X(health_rep) X(watch_req) X(event) X(event_item)
 
+/* clang-format on */
 #define WIRE_FIELD_u16(name) uint16_t name;
 #define WIRE_FIELD_u32(name) uint32_t name;
 #define WIRE_FIELD_u64(name) uint64_t name;
 #define WIRE_FIELD_f32(name) float name;
 #define WIRE_FIELD_b16(name) uint8_t name[16];
 #define WIRE_FIELD_b32(name) uint8_t name[32];
-#define WIRE_SIZE_u16 2
-#define WIRE_SIZE_u32 4
-#define WIRE_SIZE_u64 8
-#define WIRE_SIZE_f32 4
-#define WIRE_SIZE_b16 16
-#define WIRE_SIZE_b32 32
+#define WIRE_SIZE_u16        2
+#define WIRE_SIZE_u32        4
+#define WIRE_SIZE_u64        8
+#define WIRE_SIZE_f32        4
+#define WIRE_SIZE_b16        16
+#define WIRE_SIZE_b32        32
 
 #define WIRE_FIELD(type, name) WIRE_FIELD_##type(name)
-#define WIRE_SIZE(type, name) +WIRE_SIZE_##type
-#define WIRE_DECLARE(body)                                                                                  \
-    typedef struct wire_##body {                                                                            \
-        WIRE_##body(WIRE_FIELD)                                                                             \
-    } wire_##body;                                                                                          \
-    enum { WIRE_##body##_BYTES = 0 WIRE_##body(WIRE_SIZE) };                                                \
-    void wire_put_##body(wire_out *o, const wire_##body *v);                                                \
+#define WIRE_SIZE(type, name)  +WIRE_SIZE_##type
+#define WIRE_DECLARE(body)                                                                                             \
+    typedef struct wire_##body {                                                                                       \
+        WIRE_##body(WIRE_FIELD)                                                                                        \
+    } wire_##body;                                                                                                     \
+    enum { WIRE_##body##_BYTES = 0 WIRE_##body(WIRE_SIZE) };                                                           \
+    void wire_put_##body(wire_out *o, const wire_##body *v);                                                           \
     void wire_get_##body(wire_in *i, wire_##body *v);
 WIRE_BODY_MAP(WIRE_DECLARE)
 
@@ -283,7 +298,7 @@ enum wire_section {
     WIRE_SECTION_SUMMARY = 0, /* any socket; the rest on the admin socket only */
     WIRE_SECTION_CLIENTS = 1,
     WIRE_SECTION_LEASES = 2,
-    WIRE_SECTION_KEYS = 3,    /* paged by cursor and limit */
+    WIRE_SECTION_KEYS = 3, /* paged by cursor and limit */
     WIRE_SECTION_NAMESPACES = 4,
     WIRE_SECTION_FSCK = 5,
 };
@@ -297,6 +312,6 @@ enum wire_event_cause { WIRE_CAUSE_NONE = 0, WIRE_CAUSE_EVICTED = 1, WIRE_CAUSE_
  * word, then advances the value; values only grow and stay below 2^62. */
 enum { WIRE_COUNTERS = 256, WIRE_COUNTER_HALF_BYTES = 4096, WIRE_COUNTER_PAGE_BYTES = 8192 };
 #define WIRE_COUNTER_DAEMON UINT32_C(0x80000000)
-#define WIRE_COUNTER_MAX ((UINT64_C(1) << 62) - 1)
+#define WIRE_COUNTER_MAX    ((UINT64_C(1) << 62) - 1)
 
 #endif

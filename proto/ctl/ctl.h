@@ -4,43 +4,47 @@
 /* kvstridectl: one command a run, against a daemon's admin socket or a private daemon of its own.
  *
  * Knows libkvstride, exit codes and how answers look.  Does not know the wire or the daemon's inside.
- * One thread, but for replay's clients.  Options are parsed once by main.c; commands read them. */
+ * One thread, but for the clients of replay and the flood of bench.  Options are parsed once by main.c; commands read
+ * them.  Texts in `ctl` are argv's. */
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "config/json.h"
 #include "proto/client/kvstride.h"
 #include "proto/status.h"
+
+#define CTL_ADMIN_SOCKET "/run/kvstrided/admin.sock"
 
 /* Exit codes; --help lists them. */
 enum ctl_exit {
     CTL_OK = 0,
     CTL_FAILED = 1,      /* it was done, and the result is bad: a mismatch, degraded health, a failed fsck */
-    CTL_USAGE = 2,       /* wrong words on the command line */
+    CTL_USAGE = 2,       /* wrong words on the command line, or a file named there is no good */
     CTL_UNREACHABLE = 3, /* no daemon, no permission, no answer in time */
     CTL_REFUSED = 4,     /* the daemon said no */
 };
 
+#define CTL_NO_NS UINT64_MAX
+
+/* The command line.  Numbers that were not given are 0, but where it says otherwise. */
 typedef struct ctl {
-    const char *socket; /* NULL: the command's default */
-    bool json, quiet;
-    uint32_t timeout_ms;
-    /* options of commands; 0 or NULL: not given */
-    const char *trace;
-    uint64_t blocks, layers, tokens, clients, limit, ns, seconds, heads, seed;
-    bool has_ns, pinned;
+    bool json, quiet, pinned;
+    const char *socket, *trace; /* NULL: not given */
+    uint64_t timeout_ms, limit; /* never "not given": main.c has their defaults */
+    uint64_t ns;                /* CTL_NO_NS: not given */
+    uint64_t blocks, layers, tokens, clients, seconds;
     char **args; /* words behind the command */
     int n_args;
 } ctl;
 
 typedef struct ctl_command {
     const char *name, *args, *help;
-    const char *options; /* the long options it takes besides the common ones, separated by spaces */
+    const char *options; /* those it takes besides what every command takes, separated by spaces */
+    const char *more;    /* of its own --help: what it needs, what it prints; "" */
     int max_args;
-    int (*run)(const ctl *c);
+    int (*run)(const ctl *c); /* the exit code; says on stderr why it is not CTL_OK */
 } ctl_command;
-
-extern const ctl_command CTL_COMMANDS[]; /* ends with a NULL name */
 
 int ctl_status(const ctl *c);
 int ctl_ping(const ctl *c);
@@ -57,14 +61,22 @@ int ctl_replay(const ctl *c);
 int ctl_bench(const ctl *c);
 int ctl_demo(const ctl *c);
 
-/* "kvstridectl: what: why" on stderr (or {"error": ...} with --json), and the exit code that fits the status.
- */
+/* ---- what commands share (ctl.c) ---- */
+
+/* "kvstridectl: what: why" on stderr, {"error": why, ...} on stdout with --json, and the exit code that fits. */
 int ctl_fail(const ctl *c, const char *what, kvs_status s, const kvs_err *err);
 
-/* Connect to c->socket, or `fallback`.  On failure *ret_exit is the exit code and everything has been said.
- */
-kvs_client *ctl_connect(const ctl *c, const char *fallback, int *ret_exit);
+/* Wrong words: "kvstridectl: ..." and where to read on, on stderr.  CTL_USAGE. */
+__attribute__((format(printf, 1, 2))) int ctl_usage(const char *fmt, ...);
 
-#define CTL_ADMIN_SOCKET "/run/kvstrided/admin.sock"
+/* Connect to c->socket, $KVSTRIDE_ADMIN_SOCKET or the default.  NULL: *ret_exit is the exit code, and all has been said. */
+kvs_client *ctl_connect(const ctl *c, int *ret_exit);
+
+/* Print a finished document on a line of its own and end the writer (NULL: it could not be made).  Returns `code`, or
+ * CTL_FAILED if memory ran out. */
+int ctl_put(json_writer *w, int code);
+
+/* True once nobody reads standard output any more: a closed pipe. */
+bool ctl_reader_gone(void);
 
 #endif

@@ -3,168 +3,76 @@
 #include <errno.h>
 #include <getopt.h>
 #include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-const ctl_command CTL_COMMANDS[] = {
-    {"status", "", "numbers of the daemon: pool, layouts, hits, movers, clients", "", 0, ctl_status},
-    {"ping", "", "one round trip, and how long it took", "", 0, ctl_ping},
-    {"health", "", "ok, starting, degraded or draining; exit 1 unless ok", "", 0, ctl_health},
-    {"ls", "", "blocks in the pool", "ns limit", 0, ctl_ls},
-    {"namespaces", "", "namespaces: model, layout, tenant, blocks", "", 0, ctl_namespaces},
-    {"leases", "", "leases with owner, age and what they hold", "", 0, ctl_leases},
-    {"clients", "", "connections with user, process, requests in flight", "", 0, ctl_clients},
-    {"watch", "", "follow blocks as they are stored and removed", "seconds", 0, ctl_watch},
-    {"fsck", "", "recount everything and compare; exit 1 if a sum is wrong", "", 0, ctl_fsck},
-    {"drop", "KEY...", "remove blocks by key (64 hex digits) from namespace --ns", "ns", 1 << 20, ctl_drop},
-    {"reset", "", "remove every block, or those of --ns; --pinned: the pinned ones too", "ns pinned", 0, ctl_reset},
-    {"replay", "", "play a prefix trace and verify every loaded byte", "trace blocks layers tokens clients quiet", 0,
-     ctl_replay},
-    {"bench", "", "copy, round-trip and lookup figures beside plain ones of the same run", "layers tokens quiet", 0,
-     ctl_bench},
-    {"demo", "", "the whole idea in a minute: two engines, one pool, verified", "", 0, ctl_demo},
-    {NULL, NULL, NULL, NULL, 0, NULL},
+static const ctl_command COMMANDS[] = {
+    {"status", "", "numbers of the daemon: pool, layouts, hits, movers, clients", "socket timeout-ms", "", 0,
+     ctl_status},
+    {"ping", "", "one round trip, and how long it took", "socket timeout-ms", "", 0, ctl_ping},
+    {"health", "", "ok, starting, degraded or draining; exit 1 unless ok", "socket timeout-ms", "", 0, ctl_health},
+    {"ls", "", "blocks in the pool", "socket timeout-ms ns limit", "", 0, ctl_ls},
+    {"namespaces", "", "namespaces: model, layout, tenant, blocks", "socket timeout-ms", "", 0, ctl_namespaces},
+    {"leases", "", "leases with owner, age and what they hold", "socket timeout-ms", "", 0, ctl_leases},
+    {"clients", "", "connections with user, process, requests in flight", "socket timeout-ms", "", 0, ctl_clients},
+    {"watch", "", "follow blocks as they are stored and removed", "socket timeout-ms seconds",
+     "With --json: one document a line, for each event.\n", 0, ctl_watch},
+    {"fsck", "", "recount everything and compare; exit 1 if a sum is wrong", "socket timeout-ms", "", 0, ctl_fsck},
+    {"drop", "KEY...", "remove blocks of namespace --ns by key (64 hex digits)", "socket timeout-ms ns",
+     "Needs --ns, see 'kvstridectl namespaces'.  Exit 4 if one was not there or is in use.\n", 1 << 20, ctl_drop},
+    {"reset", "", "remove every block, or those of --ns", "socket timeout-ms ns pinned",
+     "Pinned blocks stay (exit 4, if there are any) unless --pinned is given.\n", 0, ctl_reset},
+    {"replay", "", "play a prefix trace and verify every loaded byte", "trace blocks socket layers tokens clients",
+     "Needs --trace and either --blocks (a private daemon that holds exactly so many) or --socket (a running one).\n"
+     "Each request looks its list up, loads the leading hits, compares every byte, and stores the rest.\n"
+     "Exit 1 if a byte was wrong.\n",
+     0, ctl_replay},
+    {"bench", "", "copy, round-trip and lookup figures beside plain ones of the same run", "layers tokens",
+     "Starts private daemons; about 3 GiB of memory are used for a while.\n", 0, ctl_bench},
+    {"demo", "", "the whole idea in a minute: two engines, one pool, verified", "",
+     "Starts a private daemon; exit 0 only if everything was verified.\n", 0, ctl_demo},
 };
 
-static void help(FILE *to)
-{
-    (void)fprintf(to,
-                  "usage: kvstridectl [OPTIONS] COMMAND [OPTIONS] [ARGS]\n\n"
-                  "Talks to a running kvstrided by its admin socket; replay, bench and demo start a private daemon\n"
-                  "unless --socket names one.\n\nCommands:\n");
-    for (const ctl_command *c = CTL_COMMANDS; c->name != NULL; c++)
-        (void)fprintf(to, "  %-10s %-7s %s\n", c->name, c->args, c->help);
-    (void)fprintf(to,
-                  "\nCommon options:\n"
-                  "  --socket PATH     socket to use (default $KVSTRIDE_ADMIN_SOCKET, else %s)\n"
-                  "  --json            one JSON document on standard output\n"
-                  "  --timeout-ms N    give up after N ms without an answer (default 5000)\n"
-                  "  --quiet           no progress line\n"
-                  "  --help, --version\n\n"
-                  "Options of commands:\n"
-                  "  --ns N            namespace by its number (ls, drop, reset)\n"
-                  "  --limit N         at most N lines (ls; default 1000, 0: all)\n"
-                  "  --pinned          also what is pinned (reset)\n"
-                  "  --seconds N       stop after N seconds (watch)\n"
-                  "  --trace FILE      JSON Lines with \"hash_ids\" (replay)\n"
-                  "  --blocks N        blocks that the private daemon holds, exactly (replay)\n"
-                  "  --layers L, --tokens T   geometry of a block: L layers of T tokens of 1152 bytes\n"
-                  "                    (replay: 2 and 1; bench: 61 and 64)\n"
-                  "  --clients C       clients at the same time (replay; default 1)\n\n"
-                  "Exit status: 0 done; 1 done, with a bad result; 2 usage; 3 daemon unreachable; 4 daemon refused.\n",
-                  CTL_ADMIN_SOCKET);
-}
+enum kind { FLAG, TEXT, WHOLE, HELP, VERSION };
 
-static int usage(const char *fmt, const char *what)
-{
-    (void)fprintf(stderr, "kvstridectl: ");
-    (void)fprintf(stderr, fmt, what);
-    (void)fprintf(stderr, "\nTry 'kvstridectl --help'.\n");
-    return CTL_USAGE;
-}
+/* One row an option: what getopt, the help texts and the parser need. */
+typedef struct option_row {
+    const char *name, *value, *help;
+    enum kind kind;
+    bool any;          /* every command takes it */
+    size_t at;         /* in ctl */
+    uint64_t min, max; /* of a WHOLE */
+} option_row;
 
-enum {
-    OPT_HELP = 256,
-    OPT_VERSION,
-    OPT_SOCKET,
-    OPT_JSON,
-    OPT_TIMEOUT,
-    OPT_QUIET, /* common up to here */
-    OPT_NS,
-    OPT_LIMIT,
-    OPT_PINNED,
-    OPT_SECONDS,
-    OPT_TRACE,
-    OPT_BLOCKS,
-    OPT_LAYERS,
-    OPT_TOKENS,
-    OPT_CLIENTS,
+static const option_row ROWS[] = {
+    {"json", "", "one JSON document on standard output", FLAG, true, offsetof(ctl, json), 0, 0},
+    {"quiet", "", "no progress line", FLAG, true, offsetof(ctl, quiet), 0, 0},
+    {"help", "", "this text, or that of a command", HELP, true, 0, 0, 0},
+    {"version", "", "name and version", VERSION, true, 0, 0, 0},
+    {"socket", "PATH", "of a running daemon; default $KVSTRIDE_ADMIN_SOCKET, else " CTL_ADMIN_SOCKET, TEXT, false,
+     offsetof(ctl, socket), 0, 0},
+    {"timeout-ms", "N", "give up after N ms without an answer; default 5000", WHOLE, false, offsetof(ctl, timeout_ms),
+     1, 3600000},
+    {"ns", "N", "namespace by its number", WHOLE, false, offsetof(ctl, ns), 0, UINT32_MAX - 1},
+    {"limit", "N", "at most N lines, 0: all; default 1000", WHOLE, false, offsetof(ctl, limit), 0, UINT32_MAX},
+    {"pinned", "", "what is pinned, too", FLAG, false, offsetof(ctl, pinned), 0, 0},
+    {"seconds", "N", "stop after N seconds", WHOLE, false, offsetof(ctl, seconds), 1, 86400},
+    {"trace", "FILE", "JSON Lines with \"hash_ids\"", TEXT, false, offsetof(ctl, trace), 0, 0},
+    {"blocks", "N", "blocks that the private daemon holds, exactly", WHOLE, false, offsetof(ctl, blocks), 1,
+     UINT32_MAX - 1},
+    {"layers", "L", "layers of a block; replay 2, bench 61", WHOLE, false, offsetof(ctl, layers), 1, KVS_MAX_PLANES},
+    {"tokens", "T", "tokens of a block, 1152 bytes a layer; replay 1, bench 64", WHOLE, false, offsetof(ctl, tokens), 1,
+     KVS_MAX_TOKENS_PER_BLOCK},
+    {"clients", "C", "clients at the same time; default 1", WHOLE, false, offsetof(ctl, clients), 1, 64},
 };
 
-static const struct option OPTIONS[] = {
-    {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},
-    {"socket", required_argument, NULL, OPT_SOCKET},
-    {"json", no_argument, NULL, OPT_JSON},
-    {"timeout-ms", required_argument, NULL, OPT_TIMEOUT},
-    {"quiet", no_argument, NULL, OPT_QUIET},
-    {"ns", required_argument, NULL, OPT_NS},
-    {"limit", required_argument, NULL, OPT_LIMIT},
-    {"pinned", no_argument, NULL, OPT_PINNED},
-    {"seconds", required_argument, NULL, OPT_SECONDS},
-    {"trace", required_argument, NULL, OPT_TRACE},
-    {"blocks", required_argument, NULL, OPT_BLOCKS},
-    {"layers", required_argument, NULL, OPT_LAYERS},
-    {"tokens", required_argument, NULL, OPT_TOKENS},
-    {"clients", required_argument, NULL, OPT_CLIENTS},
-    {NULL, 0, NULL, 0},
-};
-
-/* A whole number within its range, or the range on stderr. */
-static bool number(const char *option, const char *text, uint64_t min, uint64_t max, uint64_t *ret)
-{
-    char *end = NULL;
-    unsigned long long v;
-
-    errno = 0;
-    v = strtoull(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || text[0] == '-' || v < min || v > max) {
-        (void)fprintf(stderr, "kvstridectl: --%s: '%s' is not a whole number of %llu..%llu\n", option, text,
-                      (unsigned long long)min, (unsigned long long)max);
-        return false;
-    }
-    *ret = v;
-    return true;
-}
-
-static bool set(ctl *c, int opt, const char *name, const char *value)
-{
-    uint64_t v = 0;
-
-    switch (opt) {
-    case OPT_SOCKET:
-        c->socket = value;
-        return true;
-    case OPT_JSON:
-        c->json = true;
-        return true;
-    case OPT_QUIET:
-        c->quiet = true;
-        return true;
-    case OPT_PINNED:
-        c->pinned = true;
-        return true;
-    case OPT_TRACE:
-        c->trace = value;
-        return true;
-    case OPT_TIMEOUT:
-        if (!number(name, value, 1, 3600000, &v))
-            return false;
-        c->timeout_ms = (uint32_t)v;
-        return true;
-    case OPT_NS:
-        c->has_ns = true;
-        return number(name, value, 0, UINT32_MAX - 1, &c->ns);
-    case OPT_LIMIT:
-        return number(name, value, 0, UINT32_MAX, &c->limit);
-    case OPT_SECONDS:
-        return number(name, value, 1, 86400, &c->seconds);
-    case OPT_BLOCKS:
-        return number(name, value, 1, UINT32_MAX - 1, &c->blocks);
-    case OPT_LAYERS:
-        return number(name, value, 1, KVS_MAX_PLANES, &c->layers);
-    case OPT_TOKENS:
-        return number(name, value, 1, KVS_MAX_TOKENS_PER_BLOCK, &c->tokens);
-    case OPT_CLIENTS:
-        return number(name, value, 1, 64, &c->clients);
-    default:
-        return false;
-    }
-}
+enum { N_COMMANDS = sizeof COMMANDS / sizeof *COMMANDS, N_ROWS = sizeof ROWS / sizeof *ROWS, FIRST_VAL = 256 };
 
 /* True if `name` is one of the words of `list`. */
-static bool takes(const char *list, const char *name)
+static bool has_word(const char *list, const char *name)
 {
     size_t n = strlen(name);
 
@@ -176,53 +84,163 @@ static bool takes(const char *list, const char *name)
 
 static const ctl_command *find(const char *name)
 {
-    for (const ctl_command *c = CTL_COMMANDS; c->name != NULL; c++)
-        if (strcmp(c->name, name) == 0)
-            return c;
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        if (strcmp(COMMANDS[i].name, name) == 0)
+            return &COMMANDS[i];
     return NULL;
+}
+
+/* ---- help ---- */
+
+static void print_options(const ctl_command *of)
+{
+    for (size_t i = 0; i < N_ROWS; i++) {
+        char left[32];
+
+        if (!ROWS[i].any && (of == NULL || !has_word(of->options, ROWS[i].name)))
+            continue;
+        (void)snprintf(left, sizeof left, "--%s %s", ROWS[i].name, ROWS[i].value);
+        (void)printf("  %-16s  %s\n", left, ROWS[i].help);
+    }
+}
+
+static int help(void)
+{
+    (void)printf("usage: kvstridectl COMMAND [OPTIONS] [KEY...]\n\n"
+                 "Talks to a running kvstrided by its admin socket; replay, bench and demo start private daemons.\n\n"
+                 "Commands ('kvstridectl COMMAND --help' lists the options of one):\n");
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        (void)printf("  %-10s  %s\n", COMMANDS[i].name, COMMANDS[i].help);
+    (void)printf("\nOptions of every command:\n");
+    print_options(NULL);
+    (void)printf(
+        "\nExit status: 0 done; 1 done, with a bad result; 2 usage; 3 daemon unreachable; 4 daemon refused.\n");
+    return CTL_OK;
+}
+
+static int help_of(const ctl_command *c)
+{
+    (void)printf("usage: kvstridectl %s [OPTIONS]%s%s\n\n%c%s%s%s\nOptions:\n", c->name, c->args[0] ? " " : "", c->args,
+                 c->help[0] + 'A' - 'a', c->help + 1, c->more[0] ? ".\n" : "\n", c->more);
+    print_options(c);
+    return CTL_OK;
+}
+
+/* ---- the command line ---- */
+
+typedef struct line {
+    ctl c;
+    uint64_t given; /* bit i: ROWS[i] */
+    bool help, version;
+} line;
+
+/* A whole number in decimal digits, within the row's range. */
+static bool whole(const option_row *row, const char *text, uint64_t *ret)
+{
+    unsigned long long v;
+
+    errno = 0;
+    v = strtoull(text, NULL, 10);
+    if (text[0] == '\0' || strspn(text, "0123456789") != strlen(text) || errno != 0 || v < row->min || v > row->max)
+        return false;
+    *ret = v;
+    return true;
+}
+
+static int set(line *l, size_t i, const char *text)
+{
+    const option_row *row = &ROWS[i];
+    void *at = (char *)&l->c + row->at;
+
+    l->given |= UINT64_C(1) << i;
+    switch (row->kind) {
+    case FLAG:
+        *(bool *)at = true;
+        break;
+    case TEXT:
+        *(const char **)at = text;
+        break;
+    case WHOLE:
+        if (!whole(row, text, at))
+            return ctl_usage("--%s: '%.40s' is not a whole number of %llu..%llu", row->name, text,
+                             (unsigned long long)row->min, (unsigned long long)row->max);
+        break;
+    case HELP:
+        l->help = true;
+        break;
+    case VERSION:
+        l->version = true;
+        break;
+    }
+    return CTL_OK;
+}
+
+/* What getopt_long did not like about the word it has just left. */
+static int bad_option(char **argv, bool lacks_value)
+{
+    if (lacks_value)
+        return ctl_usage("%s needs a value", argv[optind - 1]);
+    if (optopt >= FIRST_VAL)
+        return ctl_usage("--%s takes no value", ROWS[optopt - FIRST_VAL].name);
+    if (optopt != 0)
+        return ctl_usage("unknown option -%c", optopt);
+    return ctl_usage("unknown option %s", argv[optind - 1]);
+}
+
+static int parse(line *l, int argc, char **argv)
+{
+    struct option longs[N_ROWS + 1] = {{0}};
+    int opt, code = CTL_OK;
+
+    for (int i = 0; i < N_ROWS; i++)
+        longs[i] = (struct option){ROWS[i].name, ROWS[i].value[0] != '\0', NULL, FIRST_VAL + i};
+    opterr = 0;
+    while (code == CTL_OK && (opt = getopt_long(argc, argv, ":h", longs, NULL)) != -1) {
+        if (opt == 'h')
+            l->help = true;
+        else if (opt == ':' || opt == '?')
+            code = bad_option(argv, opt == ':');
+        else
+            code = set(l, (size_t)(opt - FIRST_VAL), optarg);
+    }
+    return code;
+}
+
+static int run(line *l, const ctl_command *command)
+{
+    for (size_t i = 0; i < N_ROWS; i++)
+        if ((l->given >> i & 1) && !ROWS[i].any && !has_word(command->options, ROWS[i].name))
+            return ctl_usage("%s does not take --%s", command->name, ROWS[i].name);
+    if (l->c.n_args > command->max_args)
+        return ctl_usage("%s: too many words: '%.80s'", command->name, l->c.args[command->max_args]);
+    return command->run(&l->c);
 }
 
 int main(int argc, char **argv)
 {
-    ctl c = {.timeout_ms = 5000, .limit = UINT64_MAX};
-    uint64_t given = 0;
+    line l = {.c = {.timeout_ms = 5000, .limit = 1000, .ns = CTL_NO_NS}};
     const ctl_command *command;
-    int opt, index = 0;
+    int code;
 
     (void)signal(SIGPIPE, SIG_IGN); /* a reader that stops early ends us by a failed write, quietly */
-    opterr = 0;
-    while ((opt = getopt_long(argc, argv, ":", OPTIONS, &index)) != -1) {
-        if (opt == OPT_HELP) {
-            help(stdout);
-            return CTL_OK;
-        }
-        if (opt == OPT_VERSION) {
-            (void)printf("kvstridectl %s\n", KVS_VERSION);
-            return CTL_OK;
-        }
-        if (opt == ':')
-            return usage("%s needs a value", argv[optind - 1]);
-        if (opt == '?')
-            return usage("unknown option %s", argv[optind - 1]);
-        if (!set(&c, opt, OPTIONS[index].name, optarg))
-            return CTL_USAGE;
-        given |= UINT64_C(1) << index;
-    }
-    if (optind == argc)
-        return usage("%s", "no command");
-    command = find(argv[optind]);
-    if (command == NULL)
-        return usage("unknown command '%s'", argv[optind]);
-    for (size_t i = 0; OPTIONS[i].name != NULL; i++)
-        if ((given >> i & 1) && OPTIONS[i].val > OPT_QUIET && !takes(command->options, OPTIONS[i].name))
-            return usage("this command does not take --%s", OPTIONS[i].name);
-    c.args = argv + optind + 1;
-    c.n_args = argc - optind - 1;
-    if (c.n_args > command->max_args)
-        return usage("too many words: '%s'", c.args[command->max_args]);
-    opt = command->run(&c);
+    code = parse(&l, argc, argv);
+    if (code != CTL_OK)
+        return code;
+    command = optind < argc ? find(argv[optind]) : NULL;
+    if (optind < argc && command == NULL)
+        return ctl_usage("unknown command '%.80s'", argv[optind]);
+    l.c.args = argv + optind + 1;
+    l.c.n_args = argc - optind - 1;
+    if (l.version)
+        (void)printf("kvstridectl %s\n", KVS_VERSION);
+    else if (l.help)
+        code = command != NULL ? help_of(command) : help();
+    else
+        code = command != NULL ? run(&l, command) : ctl_usage("no command");
     /* Output that did not arrive is a failure, unless the reader simply stopped. */
-    if (fflush(stdout) != 0 && errno != EPIPE && opt == CTL_OK)
-        return CTL_FAILED;
-    return opt;
+    if ((fflush(stdout) != 0 || ferror(stdout)) && !ctl_reader_gone()) {
+        (void)fprintf(stderr, "kvstridectl: standard output cannot be written\n");
+        return code == CTL_OK ? CTL_FAILED : code;
+    }
+    return code;
 }

@@ -17,6 +17,49 @@
 
 enum { MAX_SETTINGS = 32, READY_MS = 60000, STEP_MS = 20, STOP_MS = 15000 };
 
+/* What a signal that ends this program takes along: the daemon dies with us anyway, its folder would stay.  Filled before
+ * the handler is set, and only read after. */
+static struct {
+    pid_t owner;
+    _Atomic pid_t pid;
+    char dir[64], files[6][96];
+} litter;
+
+static const char *const LEFT[] = {"client.sock", "admin.sock", "client.sock.lock", "admin.sock.lock", "log", "config"};
+static const int ENDING[] = {SIGINT, SIGTERM, SIGHUP};
+enum { N_LEFT = sizeof LEFT / sizeof *LEFT, N_ENDING = sizeof ENDING / sizeof *ENDING };
+
+static void on_end(int signum)
+{
+    if (getpid() == litter.owner) { /* not in a fork of ours */
+        if (litter.pid > 0) {
+            (void)kill(litter.pid, SIGKILL);
+            (void)waitpid(litter.pid, NULL, 0);
+        }
+        for (size_t i = 0; i < N_LEFT; i++)
+            (void)unlink(litter.files[i]);
+        (void)rmdir(litter.dir);
+    }
+    (void)raise(signum); /* SA_RESETHAND: now it ends us */
+}
+
+static void watch_for_end(const private_daemon *d)
+{
+    struct sigaction a = {.sa_handler = on_end, .sa_flags = (int)SA_RESETHAND};
+
+    litter.owner = getpid();
+    litter.pid = 0;
+    (void)snprintf(litter.dir, sizeof litter.dir, "%s", d->dir);
+    for (size_t i = 0; i < N_LEFT; i++)
+        (void)snprintf(litter.files[i], sizeof litter.files[i], "%s/%s", d->dir, LEFT[i]);
+    for (size_t i = 0; i < N_ENDING; i++) {
+        struct sigaction was;
+
+        if (sigaction(ENDING[i], NULL, &was) == 0 && was.sa_handler == SIG_DFL) /* nohup's SIG_IGN stays */
+            (void)sigaction(ENDING[i], &a, NULL);
+    }
+}
+
 /* kvstrided lies beside this program; else the PATH decides. */
 static void daemon_path(char *buf, size_t cap)
 {
@@ -48,7 +91,8 @@ static void child(const private_daemon *d, const char *const *settings, uint32_t
     argv[a++] = d->socket;
     argv[a++] = "--admin-socket";
     argv[a++] = d->admin;
-    argv[a++] = "--no-config";
+    argv[a++] = "--config"; /* of its own: the host's file is not for us */
+    argv[a++] = d->config;
     for (uint32_t i = 0; i < n && i < MAX_SETTINGS; i++) {
         argv[a++] = "--set";
         argv[a++] = settings[i];
@@ -84,7 +128,7 @@ static void last_words(const private_daemon *d, char *buf, size_t cap)
     while (fgets(line, sizeof line, f) != NULL) {
         line[strcspn(line, "\n")] = '\0';
         if (line[0] != '\0')
-            (void)snprintf(buf, cap, "%s", line);
+            (void)snprintf(buf, cap, "%.150s", line);
     }
     (void)fclose(f);
 }
@@ -108,10 +152,9 @@ static bool is_ready(const private_daemon *d)
     if (kvs_health(c, &h, 1000, NULL) == KVS_OK && h.state == KVS_HEALTH_OK &&
         kvs_report_alloc(c, &a, &text, &len, 1000, NULL) == KVS_OK && json_parse(text, len, &doc, NULL) == KVS_OK) {
         const json_node *pool = json_member(json_root(doc), "pool");
-        const json_node *arena = pool != NULL ? json_member(pool, "arena_bytes") : NULL;
-        const json_node *max = pool != NULL ? json_member(pool, "max_bytes") : NULL;
+        const json_node *growing = pool != NULL ? json_member(pool, "growing") : NULL;
 
-        ready = arena != NULL && max != NULL && json_number(arena) >= json_number(max);
+        ready = growing != NULL && json_type_of(growing) == JSON_BOOL && !json_bool(growing);
     }
     json_destroy(doc);
     kvs_free(text);
@@ -126,6 +169,7 @@ kvs_status private_start(private_daemon *d, const char *const *settings, uint32_
     char words[160];
     pid_t parent = getpid();
     int status = 0;
+    FILE *f;
 
     *d = (private_daemon){0};
     if (tmp == NULL || tmp[0] != '/' || strlen(tmp) > 40)
@@ -133,9 +177,16 @@ kvs_status private_start(private_daemon *d, const char *const *settings, uint32_
     (void)snprintf(d->dir, sizeof d->dir, "%s/kvstride-XXXXXX", tmp);
     if (mkdtemp(d->dir) == NULL)
         return kvs_fail(err, KVS_E_SYS, "temporary folder %s: %s", d->dir, strerror(errno));
+    watch_for_end(d);
     (void)snprintf(d->socket, sizeof d->socket, "%s/client.sock", d->dir);
     (void)snprintf(d->admin, sizeof d->admin, "%s/admin.sock", d->dir);
     (void)snprintf(d->log, sizeof d->log, "%s/log", d->dir);
+    (void)snprintf(d->config, sizeof d->config, "%s/config", d->dir);
+    f = fopen(d->config, "w");
+    if (f == NULL || fputs("{}\n", f) < 0 || fclose(f) != 0) {
+        private_stop(d);
+        return kvs_fail(err, KVS_E_SYS, "%s: %s", d->config, strerror(errno));
+    }
     (void)fflush(NULL);
     d->pid = fork();
     if (d->pid == 0)
@@ -145,11 +196,13 @@ kvs_status private_start(private_daemon *d, const char *const *settings, uint32_
         private_stop(d);
         return kvs_fail(err, KVS_E_SYS, "fork: %s", strerror(errno));
     }
+    litter.pid = d->pid;
     for (int waited = 0; waited < READY_MS; waited += STEP_MS) {
         if (is_ready(d))
             return KVS_OK;
         if (waitpid(d->pid, &status, WNOHANG) == d->pid) {
             d->pid = 0;
+            litter.pid = 0;
             last_words(d, words, sizeof words);
             private_stop(d);
             return kvs_fail(err, KVS_E_AWAY, "the private daemon ended with status %d: %s",
@@ -164,7 +217,6 @@ kvs_status private_start(private_daemon *d, const char *const *settings, uint32_
 
 void private_stop(private_daemon *d)
 {
-    static const char *const LEFT[] = {"client.sock", "admin.sock", "client.sock.lock", "admin.sock.lock", "log"};
     struct timespec step = {0, STEP_MS * 1000000L};
     char path[160];
 
@@ -180,13 +232,20 @@ void private_stop(private_daemon *d)
             (void)kill(d->pid, SIGKILL);
             (void)waitpid(d->pid, NULL, 0);
         }
+        litter.pid = 0;
     }
     if (d->dir[0] != '\0') {
-        for (size_t i = 0; i < sizeof LEFT / sizeof *LEFT; i++) {
+        for (size_t i = 0; i < N_LEFT; i++) {
             (void)snprintf(path, sizeof path, "%s/%s", d->dir, LEFT[i]);
             (void)unlink(path);
         }
         (void)rmdir(d->dir);
+        for (size_t i = 0; i < N_ENDING; i++) {
+            struct sigaction is;
+
+            if (sigaction(ENDING[i], NULL, &is) == 0 && is.sa_handler == on_end)
+                (void)signal(ENDING[i], SIG_DFL);
+        }
     }
     *d = (private_daemon){0};
 }

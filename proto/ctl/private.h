@@ -14,7 +14,7 @@
 
 typedef struct private_daemon {
     pid_t pid; /* 0: not running */
-    char dir[64], socket[96], admin[96], log[96];
+    char dir[64], socket[96], admin[96], log[96], config[96];
 } private_daemon;
 
 /* settings: [n] "key=value" as kvstrided --set takes them.  Waits until the whole pool is usable, at most 60

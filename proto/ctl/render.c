@@ -5,7 +5,7 @@
 
 #include "config/json.h"
 
-enum { INDENT = 2, CELL_BYTES = 160 };
+enum { INDENT = 2, CELL_BYTES = 160, MAX_COLUMNS = 64 };
 
 const char *render_bytes(char *buf, size_t cap, double bytes)
 {
@@ -34,8 +34,28 @@ static bool is_leaf(const json_node *n)
     return t != JSON_OBJECT && t != JSON_ARRAY;
 }
 
-/* A value in one cell.  Control bytes cannot occur raw: json_parse refuses them, and escapes are shown as
- * '?'. */
+/* Text of others on our terminal: no control characters (also those above 127), no half of a character at the end. */
+static void tame(char *text)
+{
+    size_t n;
+
+    for (char *c = text; *c != '\0'; c += n) {
+        unsigned char b = (unsigned char)*c;
+
+        n = json_utf8_bytes((const unsigned char *)c, strlen(c));
+        if (n == 0) { /* cut by snprintf: json_parse has seen to the rest */
+            *c = '\0';
+            return;
+        }
+        if (b < 0x20 || b == 0x7f) {
+            *c = '?';
+        } else if (b == 0xc2 && (unsigned char)c[1] < 0xa0) {
+            c[0] = c[1] = '?';
+        }
+    }
+}
+
+/* A value in one cell. */
 static void cell(char out[CELL_BYTES], const json_node *n, const char *key)
 {
     int64_t whole;
@@ -60,9 +80,7 @@ static void cell(char out[CELL_BYTES], const json_node *n, const char *key)
         break;
     case JSON_STRING:
         (void)snprintf(out, CELL_BYTES, "%s", json_string(n));
-        for (char *c = out; *c != '\0'; c++)
-            if ((unsigned char)*c < 0x20 || *c == 0x7f)
-                *c = '?';
+        tame(out);
         break;
     case JSON_ARRAY:
         (void)snprintf(out, CELL_BYTES, "[%zu]", json_size(n));
@@ -85,51 +103,52 @@ static bool is_table(const json_node *n)
     return json_type_of(n) == JSON_ARRAY && json_first(n) != NULL && json_type_of(json_first(n)) == JSON_OBJECT;
 }
 
+static void column_text(char out[CELL_BYTES], const json_node *row, const char *key)
+{
+    const json_node *v = json_member(row, key);
+
+    out[0] = '\0';
+    if (v != NULL)
+        cell(out, v, key);
+}
+
 /* Columns are the keys of the first row; every row of one answer has the same. */
 static void table(FILE *to, const json_node *rows, int indent)
 {
+    const char *keys[MAX_COLUMNS];
+    size_t width[MAX_COLUMNS], n = 0;
     char text[CELL_BYTES];
 
-    for (const json_node *row = NULL;; row = row == NULL ? json_first(rows) : json_next(row)) {
-        bool heading = row == NULL;
-
-        pad(to, indent);
-        for (const json_node *col = json_first(json_first(rows)); col != NULL; col = json_next(col)) {
-            const char *key = json_key(col);
-            size_t width = strlen(key);
-
-            for (const json_node *r = json_first(rows); r != NULL; r = json_next(r)) {
-                const json_node *v = json_member(r, key);
-
-                if (v != NULL) {
-                    cell(text, v, key);
-                    width = strlen(text) > width ? strlen(text) : width;
-                }
-            }
-            if (heading) {
-                (void)snprintf(text, sizeof text, "%s", key);
-            } else {
-                const json_node *v = json_member(row, key);
-
-                text[0] = '\0';
-                if (v != NULL)
-                    cell(text, v, key);
-            }
-            (void)fprintf(to, "%-*s%s", json_next(col) ? (int)width : 0, text, json_next(col) ? "  " : "\n");
+    for (const json_node *m = json_first(json_first(rows)); m != NULL && n < MAX_COLUMNS; m = json_next(m)) {
+        keys[n] = json_key(m);
+        width[n] = strlen(keys[n]);
+        n++;
+    }
+    for (const json_node *row = json_first(rows); row != NULL; row = json_next(row))
+        for (size_t i = 0; i < n; i++) {
+            column_text(text, row, keys[i]);
+            width[i] = strlen(text) > width[i] ? strlen(text) : width[i];
         }
-        if (!heading && json_next(row) == NULL)
-            break;
+    pad(to, indent);
+    for (size_t i = 0; i < n; i++)
+        (void)fprintf(to, "%-*s%s", i + 1 < n ? (int)width[i] : 0, keys[i], i + 1 < n ? "  " : "\n");
+    for (const json_node *row = json_first(rows); row != NULL; row = json_next(row)) {
+        pad(to, indent);
+        for (size_t i = 0; i < n; i++) {
+            column_text(text, row, keys[i]);
+            (void)fprintf(to, "%-*s%s", i + 1 < n ? (int)width[i] : 0, text, i + 1 < n ? "  " : "\n");
+        }
     }
 }
 
-static void member(FILE *to, const json_node *m, int indent, size_t width)
+static void member(FILE *to, const json_node *m, int indent, size_t width, bool of_bytes)
 {
     const char *key = json_key(m);
     char text[CELL_BYTES];
 
     pad(to, indent);
     if (is_leaf(m)) {
-        cell(text, m, key);
+        cell(text, m, of_bytes && json_type_of(m) == JSON_NUMBER ? "bytes" : key);
         (void)fprintf(to, "%-*s  %s\n", (int)width, key, text);
     } else if (json_type_of(m) == JSON_OBJECT) {
         (void)fprintf(to, "%s\n", key);
@@ -138,24 +157,30 @@ static void member(FILE *to, const json_node *m, int indent, size_t width)
         (void)fprintf(to, "%s\n", key);
         table(to, m, indent + INDENT);
     } else {
-        (void)fprintf(to, "%-*s ", (int)width, key);
+        (void)fprintf(to, "%-*s  %s", (int)width, key, json_first(m) == NULL ? "none" : "");
         for (const json_node *i = json_first(m); i != NULL; i = json_next(i)) {
             cell(text, i, key);
-            (void)fprintf(to, " %s", text);
+            (void)fprintf(to, "%s%s", text, json_next(i) != NULL ? " " : "");
         }
-        (void)fprintf(to, "%s\n", json_first(m) == NULL ? " none" : "");
+        (void)fprintf(to, "\n");
     }
 }
 
+static bool is_one_line(const json_node *m)
+{
+    return json_type_of(m) != JSON_OBJECT && !is_table(m);
+}
+
+/* "pool_bytes": {"arena": n}: what holds for the object's name holds for its members. */
 static void object(FILE *to, const json_node *n, int indent)
 {
     size_t width = 0;
 
     for (const json_node *m = json_first(n); m != NULL; m = json_next(m))
-        if (is_leaf(m) && strlen(json_key(m)) > width)
+        if (is_one_line(m) && strlen(json_key(m)) > width)
             width = strlen(json_key(m));
     for (const json_node *m = json_first(n); m != NULL; m = json_next(m))
-        member(to, m, indent, width);
+        member(to, m, indent, width, json_key(n) != NULL && ends_with(json_key(n), "bytes"));
 }
 
 kvs_status render_json(FILE *to, const char *text, size_t len, kvs_err *err)

@@ -14,8 +14,11 @@
 #include "proto/ctl/pattern.h"
 #include "proto/ctl/private.h"
 #include "proto/ctl/progress.h"
+#include "proto/ctl/render.h"
 
-enum { CHUNK = 64, CALL_MS = 60000, POISON = 0xa5 };
+enum { MAX_CHUNK = 64, CALL_MS = 60000, POISON = 0xa5 };
+/* Region memory of one client; large blocks move fewer at a time. */
+static const uint64_t CHUNK_BYTES = UINT64_C(64) << 20;
 
 typedef struct shared {
     const replay_config *config;
@@ -30,7 +33,8 @@ typedef struct player {
     kvs_region *region;
     uint8_t *base;
     uint64_t stride, slot_bytes;
-    kvs_slot slots[CHUNK];
+    uint32_t chunk; /* blocks that move at a time */
+    kvs_slot slots[MAX_CHUNK];
     uint8_t *keys; /* [longest][32] */
     replay_result sum;
     bool draws; /* the one that shows progress */
@@ -46,7 +50,7 @@ static uint8_t *slot_address(const player *p, uint32_t i)
 /* keys[first .. first + n): into the slots, each byte checked.  Returns how many leading ones were there. */
 static kvs_status load_chunk(player *p, uint32_t first, uint32_t n, uint32_t *ret_loaded)
 {
-    kvs_load_result results[CHUNK];
+    kvs_load_result results[MAX_CHUNK];
     kvs_load_args a = {.ns = p->ns, .region = p->region, .n = n, .first_depth = first};
     kvs_status s;
 
@@ -76,7 +80,7 @@ static kvs_status load_chunk(player *p, uint32_t first, uint32_t n, uint32_t *re
 
 static kvs_status store_chunk(player *p, uint32_t first, uint32_t n)
 {
-    kvs_status results[CHUNK], s;
+    kvs_status results[MAX_CHUNK], s;
     kvs_store_args a = {.ns = p->ns, .region = p->region, .n = n, .first_depth = first};
 
     a.keys = p->keys + (size_t)first * KVS_KEY_BYTES;
@@ -114,7 +118,7 @@ static kvs_status play_request(player *p, uint32_t r)
         return s;
     have = hits;
     for (uint32_t end = hits; end > 0;) { /* deepest chunk first */
-        uint32_t first = end - (end % CHUNK ? end % CHUNK : CHUNK), loaded = 0;
+        uint32_t first = end - (end % p->chunk ? end % p->chunk : p->chunk), loaded = 0;
 
         s = load_chunk(p, first, end - first, &loaded);
         if (s != KVS_OK)
@@ -124,9 +128,22 @@ static kvs_status play_request(player *p, uint32_t r)
         end = first;
     }
     p->sum.hit_blocks += have;
-    for (uint32_t first = have; first < n && s == KVS_OK; first += CHUNK)
-        s = store_chunk(p, first, n - first < CHUNK ? n - first : CHUNK);
+    for (uint32_t first = have; first < n && s == KVS_OK; first += p->chunk)
+        s = store_chunk(p, first, n - first < p->chunk ? n - first : p->chunk);
     return s;
+}
+
+/* Bytes of a block of the replay's namespace: each layer's page is rounded up to 16. */
+static uint64_t block_bytes(const replay_config *r)
+{
+    return (uint64_t)r->layers * ((r->tokens * UINT64_C(1152) + 15) / 16 * 16);
+}
+
+static uint32_t chunk_of(const replay_config *r)
+{
+    uint64_t n = CHUNK_BYTES / block_bytes(r);
+
+    return n == 0 ? 1 : n < MAX_CHUNK ? (uint32_t)n : MAX_CHUNK;
 }
 
 static kvs_status player_open(player *p)
@@ -146,6 +163,7 @@ static kvs_status player_open(player *p)
         free(planes);
         return kvs_fail(&p->err, KVS_E_NO_MEMORY, "no memory for %u layers or %u keys", r->layers, r->t->longest);
     }
+    p->chunk = chunk_of(r);
     o.path = r->socket;
     o.name = "kvstridectl replay";
     s = kvs_connect(&p->client, &o, &p->err);
@@ -154,11 +172,11 @@ static kvs_status player_open(player *p)
     if (s == KVS_OK)
         s = kvs_open(p->client, &desc, &p->ns, 0, &p->err);
     if (s == KVS_OK)
-        s = kvs_region_create(p->ns, 0, CHUNK, &p->region, 0, &p->err);
+        s = kvs_region_create(p->ns, 0, p->chunk, &p->region, 0, &p->err);
     if (s == KVS_OK)
         s = kvs_region_map(p->region, &base, &bytes, &p->err);
     if (s == KVS_OK)
-        s = kvs_slot_take(p->region, CHUNK, p->slots, 0, &p->err);
+        s = kvs_slot_take(p->region, p->chunk, p->slots, 0, &p->err);
     free(planes);
     if (s != KVS_OK)
         return s;
@@ -249,21 +267,21 @@ kvs_status replay_pool_size(uint64_t n, uint64_t slot_bytes, uint64_t *ret_max, 
     uint64_t extent = UINT64_C(256) << 20, per_extent;
 
     if (slot_bytes > UINT64_C(1) << 30)
-        return kvs_fail(err, KVS_E_LIMIT, "a block of %" PRIu64 " bytes is above 1073741824", slot_bytes);
+        return kvs_fail(err, KVS_E_CONFIG, "a block of %" PRIu64 " bytes is above 1073741824", slot_bytes);
     if (slot_bytes > extent)
         extent = UINT64_C(1) << 30;
     if (n <= extent / slot_bytes)
         extent = (n * slot_bytes + page - 1) / page * page;
     per_extent = extent / slot_bytes;
     if ((n + per_extent - 1) / per_extent > most / extent)
-        return kvs_fail(err, KVS_E_LIMIT, "%" PRIu64 " blocks of %" PRIu64 " bytes are more than %" PRIu64 " bytes", n,
+        return kvs_fail(err, KVS_E_CONFIG, "%" PRIu64 " blocks of %" PRIu64 " bytes are more than %" PRIu64 " bytes", n,
                         slot_bytes, most);
     *ret_extent = extent;
     *ret_max = (n + per_extent - 1) / per_extent * extent;
     return KVS_OK;
 }
 
-static void print_json(const ctl *c, const replay_result *r)
+static int put_result(const ctl *c, const replay_result *r, int code)
 {
     json_writer *w = json_writer_create();
 
@@ -286,20 +304,25 @@ static void print_json(const ctl *c, const replay_result *r)
     json_put_u64(w, "not_stored", r->not_stored);
     json_put_double(w, "seconds", r->seconds);
     json_end(w);
-    if (json_text(w, NULL) != NULL)
-        (void)printf("%s\n", json_text(w, NULL));
-    json_writer_destroy(w);
+    return ctl_put(w, code);
 }
 
 static void print_text(const replay_result *r)
 {
+    char loaded[32], stored[32];
+
     (void)printf("requests      %" PRIu64 "\nblocks        %" PRIu64 "\nhit_blocks    %" PRIu64 "\n", r->requests,
                  r->blocks, r->hit_blocks);
     (void)printf("hit_rate      %.4f\n", r->blocks ? (double)r->hit_blocks / (double)r->blocks : 0.0);
-    (void)printf("loaded_bytes  %" PRIu64 "\nstored_bytes  %" PRIu64 "\nmismatches    %" PRIu64 "\n", r->loaded_bytes,
-                 r->stored_bytes, r->mismatches);
-    (void)printf("gone          %" PRIu64 "   (hits evicted by other clients before their load)\n", r->gone);
-    (void)printf("not_stored    %" PRIu64 "\nseconds       %.2f\n", r->not_stored, r->seconds);
+    (void)printf("loaded_bytes  %" PRIu64 " (%s)\nstored_bytes  %" PRIu64 " (%s)\n", r->loaded_bytes,
+                 render_bytes(loaded, sizeof loaded, (double)r->loaded_bytes), r->stored_bytes,
+                 render_bytes(stored, sizeof stored, (double)r->stored_bytes));
+    (void)printf("mismatches    %" PRIu64 "\n", r->mismatches);
+    if (r->gone != 0)
+        (void)printf("gone          %" PRIu64 " (hits that other clients' stores evicted before the load)\n", r->gone);
+    if (r->not_stored != 0)
+        (void)printf("not_stored    %" PRIu64 " (no space)\n", r->not_stored);
+    (void)printf("seconds       %.2f\n", r->seconds);
 }
 
 /* A private daemon of exactly `blocks` blocks. */
@@ -307,7 +330,7 @@ static kvs_status start(const ctl *c, const replay_config *r, private_daemon *d,
 {
     char max[64], extent[64], slots[64], region[64];
     const char *settings[] = {max, extent, slots, region};
-    uint64_t slot_bytes = (uint64_t)r->layers * ((r->tokens * UINT64_C(1152) + 15) / 16 * 16), max_bytes, extent_bytes;
+    uint64_t slot_bytes = block_bytes(r), max_bytes, extent_bytes;
     kvs_status s = replay_pool_size(c->blocks, slot_bytes, &max_bytes, &extent_bytes, err);
 
     if (s != KVS_OK)
@@ -316,7 +339,7 @@ static kvs_status start(const ctl *c, const replay_config *r, private_daemon *d,
     (void)snprintf(extent, sizeof extent, "pool.extent_bytes=%" PRIu64, extent_bytes);
     (void)snprintf(slots, sizeof slots, "pool.max_slots=%" PRIu64, c->blocks);
     (void)snprintf(region, sizeof region, "device.max_region_bytes=%" PRIu64,
-                   (CHUNK * slot_bytes + 4096) * r->clients + 4096);
+                   (chunk_of(r) * slot_bytes + 4096) * r->clients + 4096);
     return private_start(d, settings, 4, err);
 }
 
@@ -334,10 +357,8 @@ int ctl_replay(const ctl *c)
     r.clients = c->clients ? (uint32_t)c->clients : 1;
     r.progress = progress_wanted(c->quiet);
     if (c->trace == NULL || (c->socket == NULL) == (c->blocks == 0)) {
-        (void)fprintf(stderr,
-                      "kvstridectl: replay needs --trace FILE and either --blocks N (private daemon) or --socket "
-                      "PATH (running one)\n");
-        return CTL_USAGE;
+        return ctl_usage(
+            "replay needs --trace FILE and either --blocks N (private daemon) or --socket PATH (running one)");
     }
     s = trace_read(&t, c->trace, &err);
     if (s != KVS_OK)
@@ -352,11 +373,11 @@ int ctl_replay(const ctl *c)
     if (s != KVS_OK) {
         code = ctl_fail(c, "replay", s, &err);
     } else {
+        code = sum.mismatches == 0 ? CTL_OK : CTL_FAILED;
         if (c->json)
-            print_json(c, &sum);
+            code = put_result(c, &sum, code);
         else
             print_text(&sum);
-        code = sum.mismatches == 0 ? CTL_OK : CTL_FAILED;
     }
     private_stop(&d);
     trace_free(&t);

@@ -101,10 +101,10 @@ kvs_status trace_read(trace *ret, const char *path, kvs_err *err)
         if (strspn(line, " \t\r\n") == (size_t)len)
             continue;
         s = b.t->n_requests < MAX_REQUESTS ? add_line(&b, line, (size_t)len, &why)
-                                           : kvs_fail(&why, KVS_E_LIMIT, "more than %d requests", MAX_REQUESTS);
+                                           : kvs_fail(&why, KVS_E_CONFIG, "more than %d requests", MAX_REQUESTS);
     }
     if (s == KVS_OK && ferror(f))
-        s = kvs_fail(&why, KVS_E_SYS, "%s", strerror(errno));
+        s = kvs_fail(&why, KVS_E_CONFIG, "%s", strerror(errno));
     free(line);
     (void)fclose(f);
     if (s != KVS_OK) {

@@ -16,8 +16,7 @@ static void *work(void *arg)
     char word[32];
 
     for (int i = 0; i < ROUNDS; i++) {
-        log_event(LOG_LEVEL_INFO, EVENTS[i % 3], " thread=%d name=%s", id,
-                  log_quote(word, sizeof word, "a\nb", 3));
+        log_event(LOG_LEVEL_INFO, EVENTS[i % 3], " thread=%d name=%s", id, log_quote(word, sizeof word, "a\nb", 3));
         if (i % 64 == id)
             log_set_level(i % 2 == 0 ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG);
         if (i % 128 == id)
@@ -43,5 +42,6 @@ int main(void)
     for (int i = 0; i < THREADS && failed == 0; i++)
         failed += pthread_join(threads[i], NULL) != 0;
     (void)dup2(saved, STDERR_FILENO);
+    (void)printf("%d passed, %d failed\n", THREADS - failed, failed);
     return failed == 0 ? 0 : 1;
 }

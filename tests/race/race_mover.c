@@ -126,10 +126,8 @@ int main(void)
     /* As many planes as a batch has copies: a job is several batches, so that a stop finds it between two. */
     *w.map = (region_map){.slot_bytes = BLOCK, .n_slots = JOBS * ITEMS, .n_planes = PLANES};
     for (uint64_t p = 0; p < PLANES; p++)
-        w.map->planes[p] = (region_plane){.base = w.gpu + p * PAGE * JOBS * ITEMS,
-                                          .stride = PAGE,
-                                          .page_bytes = PAGE,
-                                          .block_offset = p * PAGE};
+        w.map->planes[p] = (region_plane){
+            .base = w.gpu + p * PAGE * JOBS * ITEMS, .stride = PAGE, .page_bytes = PAGE, .block_offset = p * PAGE};
     for (int r = 0; r < ROUNDS; r++) {
         w.wrong = 0;
         one_round(&w);

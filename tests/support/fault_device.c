@@ -145,8 +145,8 @@ static kvs_status pass(device *d, fault_call call, kvs_err *err)
     if (p.action == FAULT_DELAY && p.nth > 0)
         (void)usleep(p.delay_us);
     if (p.status != KVS_OK && p.action != FAULT_DELAY)
-        return kvs_fail(err, p.status, "fault device: call %llu of kind %d fails as planned",
-                        (unsigned long long)n, (int)call);
+        return kvs_fail(err, p.status, "fault device: call %llu of kind %d fails as planned", (unsigned long long)n,
+                        (int)call);
     return KVS_OK;
 }
 
@@ -296,8 +296,7 @@ static kvs_status run_until(fault_queue *q, uint64_t mark, kvs_err *err)
 }
 
 /* Inner marks stay inside: everything of a batch is waited for in one go, so ours can be plain numbers. */
-static kvs_status fault_copy(device_queue *dq, const device_copy *c, size_t n, uint64_t *ret_mark,
-                             kvs_err *err)
+static kvs_status fault_copy(device_queue *dq, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err)
 {
     fault_queue *q = (fault_queue *)dq;
     fault_device *f = of(q->base.dev);
@@ -336,8 +335,7 @@ static kvs_status fault_wait(device_queue *dq, uint64_t mark, kvs_err *err)
 }
 
 /* Kernels run behind the copies that were queued before them, and are waited for at once. */
-static kvs_status kernel_done(fault_queue *q, kvs_status s, uint64_t inner_mark, uint64_t *ret_mark,
-                              kvs_err *err)
+static kvs_status kernel_done(fault_queue *q, kvs_status s, uint64_t inner_mark, uint64_t *ret_mark, kvs_err *err)
 {
     if (s == KVS_OK)
         s = q->inner->dev->ops->wait(q->inner, inner_mark, err);
@@ -346,8 +344,8 @@ static kvs_status kernel_done(fault_queue *q, kvs_status s, uint64_t inner_mark,
     return s;
 }
 
-static kvs_status fault_mla_write(device_queue *dq, const kvs_mla_write_args *a, uint32_t *ret_bad,
-                                  uint64_t *ret_mark, kvs_err *err)
+static kvs_status fault_mla_write(device_queue *dq, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
+                                  kvs_err *err)
 {
     fault_queue *q = (fault_queue *)dq;
     kvs_status s = pass(q->base.dev, FAULT_MLA_WRITE, err);

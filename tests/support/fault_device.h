@@ -52,7 +52,7 @@ void fault_device_clear(device *d, fault_call call);
 /* From now on copies move their bytes in wait() and not before, as on a device that is slow. */
 void fault_device_set_lazy(device *d, bool lazy);
 
-/* Let all calls that are held go on, now and later ones of the same plans too. */
+/* Let all calls that are held now go on.  A plan stays until its count is used up or it is cleared. */
 void fault_device_release(device *d);
 
 /* Calls of a kind so far, swallowed and failed ones included; calls that are held now; block until n are

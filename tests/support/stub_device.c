@@ -79,8 +79,8 @@ static kvs_status stub_copy(device_queue *q, const device_copy *c, size_t n, uin
     return s;
 }
 
-static kvs_status stub_mla_write(device_queue *q, const kvs_mla_write_args *a, uint32_t *ret_bad,
-                                 uint64_t *ret_mark, kvs_err *err)
+static kvs_status stub_mla_write(device_queue *q, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
+                                 kvs_err *err)
 {
     kvs_status s = enter(of(q), STUB_WRITE, NULL, err);
 

@@ -257,8 +257,7 @@ Test(json, names_utf16_instead_of_a_strange_byte)
 Test(json, says_what_hand_edits_get_wrong_and_where)
 {
     static const bad BAD[] = {
-        {"{\n// why\n}",
-         "line 2, column 1: expected a key in double quotes, found '/' (JSON has no comments)"},
+        {"{\n// why\n}", "line 2, column 1: expected a key in double quotes, found '/' (JSON has no comments)"},
         {"{\"a\": 1, # why\n}", "found '#' (JSON has no comments)"},
         {"{\"a\": 1,\n}", "line 1, column 8: a comma before '}' is not allowed"},
         {"[1, ]", "line 1, column 3: a comma before ']' is not allowed"},
@@ -333,9 +332,8 @@ Test(json, writes_what_it_reads)
     cr_assert_null(json_text(w, &len), "an open object is no text");
     json_end(w);
     text = json_text(w, &len);
-    cr_assert_str_eq(text,
-                     "{\"max\":18446744073709551615,\"min\":-9223372036854775808,\"yes\":true,\"none\":null,"
-                     "\"list\":[1,{},[]],\"key\":\"00abff\"}");
+    cr_assert_str_eq(text, "{\"max\":18446744073709551615,\"min\":-9223372036854775808,\"yes\":true,\"none\":null,"
+                           "\"list\":[1,{},[]],\"key\":\"00abff\"}");
     cr_assert_eq(len, strlen(text));
     accept(text, len);
     json_writer_destroy(w);
@@ -415,4 +413,17 @@ Test(json, pretty_text_keeps_strings_and_parses_back)
     cr_assert_str_eq(out, "{\n  \"a,{\\\"\": [\n    1,\n    {}\n  ],\n  \"b\": \"x:y}\",\n  \"c\": []\n}\n");
     accept(out, len);
     free(out);
+}
+
+Test(json, a_writer_that_could_not_be_made_is_one_that_has_failed)
+{
+    json_begin_object(NULL, NULL);
+    json_put_u64(NULL, "n", 1);
+    json_put_string(NULL, "s", "x");
+    json_put_hex(NULL, "h", (const uint8_t *)"x", 1);
+    json_begin_array(NULL, "a");
+    json_end(NULL);
+    json_end(NULL);
+    cr_assert_null(json_text(NULL, NULL));
+    json_writer_destroy(NULL);
 }

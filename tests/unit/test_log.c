@@ -156,8 +156,7 @@ Test(log, a_flood_of_one_event_is_twenty_lines_and_one_summary)
     cr_assert_eq(count(text, ">flood "), LOG_LINES_A_SECOND + 1);
     cr_assert_eq(count(text, "\n"), LOG_LINES_A_SECOND + 3);
     cr_assert_not_null(
-        strstr(text, "<6>flood i=19\n<6>other i=1\n<6>log_left_out of=flood lines=981\n<6>flood i=1001\n"),
-        "%s", text);
+        strstr(text, "<6>flood i=19\n<6>other i=1\n<6>log_left_out of=flood lines=981\n<6>flood i=1001\n"), "%s", text);
     free(text);
 }
 
@@ -289,8 +288,7 @@ Test(log, quotes_client_bytes_as_one_ascii_word)
     cr_assert_str_eq(log_quote(buf, sizeof buf, "plain text", 10), "\"plain text\"");
     cr_assert_str_eq(log_quote(buf, sizeof buf, "", 0), "\"\"");
     cr_assert_str_eq(log_quote(buf, sizeof buf, "a\"b\\c", 5), "\"a\\\"b\\\\c\"");
-    cr_assert_str_eq(log_quote(buf, sizeof buf, "\n\0\x1b\x7f\x80\xff", 6),
-                     "\"\\x0a\\x00\\x1b\\x7f\\x80\\xff\"");
+    cr_assert_str_eq(log_quote(buf, sizeof buf, "\n\0\x1b\x7f\x80\xff", 6), "\"\\x0a\\x00\\x1b\\x7f\\x80\\xff\"");
 }
 
 /* Where a walk over whole characters and escapes first reaches `n`. */

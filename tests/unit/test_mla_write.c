@@ -33,14 +33,13 @@ static void fixture_init(fixture *f, uint32_t n_layers, uint32_t layer, uint32_t
     rnd_bytes(&f->r, f->pool, f->pool_bytes);
     rnd_bytes(&f->r, f->rows, MAX_TOKENS * (pitch + rope_pitch));
     memcpy(f->copy, f->pool, f->pool_bytes);
-    f->args =
-        (kvs_mla_write_args){{f->pool + layer * page, slot, page, n_blocks, tokens, ROW, KVS_FORMAT_mla_bf16},
-                             f->rows,
-                             f->rows + MAX_TOKENS * pitch,
-                             pitch,
-                             rope_pitch,
-                             f->slots,
-                             0};
+    f->args = (kvs_mla_write_args){{f->pool + layer * page, slot, page, n_blocks, tokens, ROW, KVS_FORMAT_mla_bf16},
+                                   f->rows,
+                                   f->rows + MAX_TOKENS * pitch,
+                                   pitch,
+                                   rope_pitch,
+                                   f->slots,
+                                   0};
 }
 
 static void fixture_fini(fixture *f)
@@ -54,8 +53,7 @@ static void fixture_fini(fixture *f)
 static void expect_pool(fixture *f)
 {
     const kvs_mla_write_args *a = &f->args;
-    uint64_t offset = (uint64_t)(a->view.base - f->pool),
-             n = (uint64_t)a->view.n_blocks * a->view.tokens_per_block;
+    uint64_t offset = (uint64_t)(a->view.base - f->pool), n = (uint64_t)a->view.n_blocks * a->view.tokens_per_block;
 
     for (uint32_t t = 0; t < a->n_tokens; t++) {
         uint64_t s = (uint64_t)a->slot_mapping[t];

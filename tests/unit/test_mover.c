@@ -327,8 +327,7 @@ Test(mover, keeps_batches_below_256_copies)
     k->job.items = items;
     k->job.n_items = ITEMS;
     for (uint32_t i = 0; i < ITEMS; i++) /* backwards, so that no two are neighbours */
-        items[i] =
-            (mover_item){.host = host + (SLOTS - 1 - i % SLOTS) * BLOCK, .slot = SLOTS - 1 - i % SLOTS};
+        items[i] = (mover_item){.host = host + (SLOTS - 1 - i % SLOTS) * BLOCK, .slot = SLOTS - 1 - i % SLOTS};
     submit(k);
     cr_assert(sink_run_until(&done, 1));
     cr_assert_eq(stub_count(&dev, STUB_COPY), 2);
@@ -536,8 +535,7 @@ Test(mover, sums_and_signals_what_a_slow_device_has_brought)
     cr_assert_eq(device_cpu_open(&cpu, &err), KVS_OK, "%s", err.msg);
     cr_assert_eq(fault_device_open(cpu, &slow, &err), KVS_OK, "%s", err.msg);
     fault_device_set_lazy(slow, true);
-    fault_device_plan(slow,
-                      &(fault_plan){.call = FAULT_WAIT, .action = FAULT_DELAY, .nth = 1, .delay_us = 2000});
+    fault_device_plan(slow, &(fault_plan){.call = FAULT_WAIT, .action = FAULT_DELAY, .nth = 1, .delay_us = 2000});
     start(DEVICE_STORE, true, PLANES, PAGE);
     cr_assert_eq(mover_create(&real, slow, DEVICE_STORE, sink_face(&done), &err), KVS_OK, "%s", err.msg);
     k = make(0, 0, 2);

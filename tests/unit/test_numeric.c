@@ -4,28 +4,24 @@
 
 #include "kernels/numeric.h"
 #include "proto/layout.h"
-#include "tests/support/oracle_mla.h"
+#include "kernels/mla_oracle.h"
 #include "tests/support/random.h"
 
 Test(numeric, widens_every_half_exactly)
 {
     for (uint32_t i = 0; i < 65536; i++) {
-        double bf = oracle_value(KVS_FORMAT_mla_bf16, (uint16_t)i),
-               fp = oracle_value(KVS_FORMAT_mla_fp16, (uint16_t)i);
+        double bf = oracle_value(KVS_FORMAT_mla_bf16, (uint16_t)i), fp = oracle_value(KVS_FORMAT_mla_fp16, (uint16_t)i);
         float got_bf = kvs_bf16_to_f32((uint16_t)i), got_fp = kvs_f16_to_f32((uint16_t)i);
 
-        cr_assert(isnan(bf) ? isnan(got_bf) : (double)got_bf == bf && !signbit(got_bf) == !signbit(bf),
-                  "bf16 %#x", i);
-        cr_assert(isnan(fp) ? isnan(got_fp) : (double)got_fp == fp && !signbit(got_fp) == !signbit(fp),
-                  "fp16 %#x", i);
+        cr_assert(isnan(bf) ? isnan(got_bf) : (double)got_bf == bf && !signbit(got_bf) == !signbit(bf), "bf16 %#x", i);
+        cr_assert(isnan(fp) ? isnan(got_fp) : (double)got_fp == fp && !signbit(got_fp) == !signbit(fp), "fp16 %#x", i);
     }
 }
 
 Test(numeric, gives_every_half_back)
 {
     for (uint32_t i = 0; i < 65536; i++) {
-        uint16_t bf = kvs_f32_to_bf16(kvs_bf16_to_f32((uint16_t)i)),
-                 fp = kvs_f32_to_f16(kvs_f16_to_f32((uint16_t)i));
+        uint16_t bf = kvs_f32_to_bf16(kvs_bf16_to_f32((uint16_t)i)), fp = kvs_f32_to_f16(kvs_f16_to_f32((uint16_t)i));
 
         /* A signalling NaN comes back quiet; all else as it was. */
         cr_assert_eq(bf, isnan(kvs_bf16_to_f32((uint16_t)i)) ? (i | 0x0040) : i);
@@ -50,8 +46,8 @@ Test(numeric, rounds_random_numbers_to_nearest_even)
     for (int i = 0; i < 100000; i++) {
         check_rounding(kvs_f32_from_bits((uint32_t)rnd_u64(&r)));
         /* Exponents of the fp16 range, where most random patterns are not. */
-        check_rounding(kvs_f32_from_bits((uint32_t)(rnd_u64(&r) & 0x807FFFFF) |
-                                         (uint32_t)(100 + rnd_below(&r, 45)) << 23));
+        check_rounding(
+            kvs_f32_from_bits((uint32_t)(rnd_u64(&r) & 0x807FFFFF) | (uint32_t)(100 + rnd_below(&r, 45)) << 23));
     }
 }
 

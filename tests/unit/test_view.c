@@ -37,8 +37,7 @@ Test(view, addresses_beyond_32_bits)
 
     v.base = (uint8_t *)(uintptr_t)0x1000;
     cr_assert_eq((uintptr_t)kvs_view_row(&v, 955, 63), 0x1000 + UINT64_C(955) * 4497408 + 63 * 1152);
-    cr_assert_eq((uintptr_t)kvs_view_row(&v, (1u << 31) - 1, 0),
-                 0x1000 + ((UINT64_C(1) << 31) - 1) * 4497408);
+    cr_assert_eq((uintptr_t)kvs_view_row(&v, (1u << 31) - 1, 0), 0x1000 + ((UINT64_C(1) << 31) - 1) * 4497408);
 }
 
 Test(view, accepts_what_is_in_order)

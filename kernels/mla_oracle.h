@@ -1,11 +1,11 @@
-#ifndef KVS_TESTS_ORACLE_MLA_H
-#define KVS_TESTS_ORACLE_MLA_H
+#ifndef KVS_KERNELS_MLA_ORACLE_H
+#define KVS_KERNELS_MLA_ORACLE_H
 
 /* MLA decode as its definition says it, in fp64 and in no hurry, and the judge that compares a kernel with
  * it.
  *
- * Knows kernels/mla.h.  Shares no code with the kernels, not even the number formats.  Any thread; memory is
- * the caller's. */
+ * Knows kernels/mla.h.  Shares no code with the kernels, not even number formats and addresses.  Any thread;
+ * memory is the caller's. */
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,4 +1,4 @@
-#include "tests/support/oracle_mla.h"
+#include "kernels/mla_oracle.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -38,8 +38,7 @@ double oracle_value(uint32_t format, uint16_t bits)
 uint16_t oracle_bits(uint32_t format, double value)
 {
     half_shape f = shape_of(format);
-    uint16_t sign = signbit(value) != 0 ? 0x8000 : 0, low = 0,
-             inf = (uint16_t)(f.exponent_max << f.fraction_bits);
+    uint16_t sign = signbit(value) != 0 ? 0x8000 : 0, low = 0, inf = (uint16_t)(f.exponent_max << f.fraction_bits);
     uint16_t high = inf;
     double v = fabs(value), vlow, vhigh;
 
@@ -75,12 +74,12 @@ static const uint8_t *row_of(const kvs_mla_decode_args *a, uint32_t seq, uint64_
 
     if (block < 0 || (uint32_t)block >= a->view.n_blocks)
         return NULL;
-    return kvs_view_row(&a->view, (uint32_t)block, (uint32_t)(token % a->view.tokens_per_block));
+    return a->view.base + (uint64_t)block * a->view.block_stride + token % a->view.tokens_per_block * a->view.row_bytes;
 }
 
 /* One query row over `seen` tokens: the plain definition of softmax.  values: of all 16-bit patterns. */
-static void attend(const kvs_mla_decode_args *a, const double *values, double *weights, uint32_t seq,
-                   uint64_t seen, const double *q, double *out, double *lse)
+static void attend(const kvs_mla_decode_args *a, const double *values, double *weights, uint32_t seq, uint64_t seen,
+                   const double *q, double *out, double *lse)
 {
     double max = -(double)INFINITY, sum = 0;
     uint16_t bits[ROW];
@@ -133,8 +132,8 @@ static const uint8_t *operand(const kvs_strided *o, uint64_t token, uint64_t hea
 }
 
 /* The query rows of one sequence. */
-static void sequence(const kvs_mla_decode_args *a, const double *values, double *weights, uint32_t seq,
-                     uint64_t len, double *out, double *lse)
+static void sequence(const kvs_mla_decode_args *a, const double *values, double *weights, uint32_t seq, uint64_t len,
+                     double *out, double *lse)
 {
     for (uint32_t j = 0; j < a->s_q; j++)
         for (uint32_t h = 0; h < a->h_q; h++) {
@@ -146,8 +145,7 @@ static void sequence(const kvs_mla_decode_args *a, const double *values, double 
                 q[i] = value_at(a->view.format, operand(&a->q_nope, token, h), i);
             for (int i = 0; i < KVS_MLA_ROPE; i++)
                 q[KVS_MLA_LATENT + i] = value_at(a->view.format, operand(&a->q_pe, token, h), i);
-            attend(a, values, weights, seq, seen > 0 ? (uint64_t)seen : 0, q, out + row * KVS_MLA_LATENT,
-                   lse + row);
+            attend(a, values, weights, seq, seen > 0 ? (uint64_t)seen : 0, q, out + row * KVS_MLA_LATENT, lse + row);
         }
 }
 

@@ -1,0 +1,603 @@
+#include "daemon/conn.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "daemon/log.h"
+#include "daemon/sockio.h"
+
+enum {
+    CHECK_STEP_MS = 50,   /* time-outs are this coarse, so that many connections share one look */
+    HALF_CHECK_MS = 250,  /* no event tells that a half-closed peer has gone altogether */
+    STALL_RETRY_MS = 100, /* after ETOOMANYREFS or ENOBUFS: no event tells when it is worth a try */
+};
+
+typedef struct conn_list { /* links of one list */
+    conn *next, **at;      /* at: the pointer that points here; NULL: not in the list */
+} conn_list;
+
+struct conn {
+    conn_host *host;
+    conn_list all, later;
+    uv_poll_t poll, pid_poll;
+    int fd, pid_fd;
+    int events;         /* asked of poll */
+    unsigned n_handles; /* not yet closed by the loop */
+    peer *peer;         /* NULL: never made, or closed */
+    peer_info info;
+    frame_reader reader;
+    reply *out, **out_tail;
+    size_t out_bytes;
+    uint64_t opened_us, partial_us, blocked_us, half_us; /* since when; 0: not */
+    const char *condemned; /* reason; closed on the next turn, outside of any call from the peer */
+    bool more;             /* frames may be left in the reader */
+    bool stalled;          /* sending failed for lack of kernel memory */
+    bool closing;
+};
+
+uint64_t conn_now_us(void)
+{
+    return uv_hrtime() / 1000;
+}
+
+/* ---- lists ---- */
+static void list_add(conn **list, conn *c, conn_list *(*of)(conn *))
+{
+    conn_list *l = of(c);
+
+    if (l->at != NULL)
+        return;
+    l->next = *list;
+    l->at = list;
+    if (l->next != NULL)
+        of(l->next)->at = &l->next;
+    *list = c;
+}
+
+static void list_remove(conn *c, conn_list *(*of)(conn *))
+{
+    conn_list *l = of(c);
+
+    if (l->at == NULL)
+        return;
+    *l->at = l->next;
+    if (l->next != NULL)
+        of(l->next)->at = l->at;
+    l->at = NULL;
+}
+
+static conn_list *in_all(conn *c)
+{
+    return &c->all;
+}
+
+static conn_list *in_later(conn *c)
+{
+    return &c->later;
+}
+
+static void do_later(conn *c)
+{
+    if (!c->closing)
+        list_add(&c->host->later, c, in_later);
+}
+
+static uint64_t ms(int64_t n)
+{
+    return (uint64_t)n * 1000;
+}
+
+/* Some time-out of this connection runs: see to it that conns_check comes. */
+static void wait_until(conn_host *h, uint64_t due_us)
+{
+    if (due_us < h->due_us)
+        h->due_us = due_us;
+}
+
+/* ---- the end ---- */
+static void maybe_free(conn *c)
+{
+    if (!c->closing || c->n_handles != 0 || c->peer != NULL)
+        return;
+    list_remove(c, in_all);
+    if (c->info.is_admin)
+        c->host->n_admins--;
+    else
+        c->host->n_clients--;
+    free(c);
+}
+
+static void on_handle_closed(uv_handle_t *h)
+{
+    conn *c = h->data;
+
+    c->n_handles--;
+    maybe_free(c);
+}
+
+static void on_peer_closed(void *ud)
+{
+    conn *c = ud;
+
+    c->peer = NULL;
+    maybe_free(c);
+}
+
+static void drop_replies(conn *c)
+{
+    while (c->out != NULL) {
+        reply *r = c->out;
+
+        c->out = r->next;
+        reply_destroy(r);
+    }
+    c->out_tail = &c->out;
+    c->out_bytes = 0;
+}
+
+/* The one way out; any number of times.  Not from inside a call of the peer: see condemn. */
+static void conn_close(conn *c)
+{
+    if (c->closing)
+        return;
+    c->closing = true;
+    list_remove(c, in_later);
+    drop_replies(c);
+    frame_reader_fini(&c->reader);
+    if (c->pid_fd >= 0) {
+        uv_close((uv_handle_t *)&c->pid_poll, on_handle_closed);
+        (void)close(c->pid_fd);
+    }
+    uv_close((uv_handle_t *)&c->poll, on_handle_closed);
+    (void)close(c->fd);
+    if (c->peer != NULL)
+        peer_gone(c->peer, conn_now_us()); /* may end in on_peer_closed at once; the handles keep the memory */
+}
+
+/* A client that ended well or just went away. */
+static void leave(conn *c, const char *reason)
+{
+    if (c->closing)
+        return;
+    log_event(LOG_LEVEL_DEBUG, "client_closed", " reason=%s conn=%d uid=%u pid=%d", reason, c->fd,
+              (unsigned)c->info.uid, (int)c->info.pid);
+    conn_close(c);
+}
+
+/* A client at fault: one line says so. */
+static void drop(conn *c, const char *reason, const kvs_err *err)
+{
+    char text[2 * KVS_ERR_MSG_BYTES];
+
+    if (c->closing)
+        return;
+    c->host->n_dropped++;
+    log_event(LOG_LEVEL_WARN, "client_dropped", " reason=%s conn=%d uid=%u pid=%d in_flight=%u unsent_bytes=%zu%s%s",
+              reason, c->fd, (unsigned)c->info.uid, (int)c->info.pid, c->peer != NULL ? peer_in_flight(c->peer) : 0,
+              c->out_bytes, err != NULL ? " msg=" : "",
+              err != NULL ? log_quote(text, sizeof text, err->msg, strlen(err->msg)) : "");
+    conn_close(c);
+}
+
+static void condemn(conn *c, const char *reason)
+{
+    if (c->condemned == NULL)
+        c->condemned = reason;
+    do_later(c);
+}
+
+/* ---- what the loop is asked for ---- */
+static bool is_paused(const conn *c)
+{
+    return c->out_bytes >= (size_t)c->host->config->out_high_bytes;
+}
+
+static void on_poll(uv_poll_t *h, int status, int events);
+
+static void watch(conn *c)
+{
+    int events = 0;
+
+    if (c->closing)
+        return;
+    if (c->half_us == 0 && !is_paused(c))
+        events |= UV_READABLE;
+    if (c->out != NULL && !c->stalled)
+        events |= UV_WRITABLE;
+    if (events == c->events)
+        return;
+    c->events = events;
+    if (events == 0)
+        (void)uv_poll_stop(&c->poll);
+    else
+        (void)uv_poll_start(&c->poll, events, on_poll);
+}
+
+/* ---- replies ---- */
+static void on_send(void *ud, reply *r)
+{
+    conn *c = ud;
+    bool was_empty = c->out == NULL;
+
+    if (c->closing || c->condemned != NULL) {
+        reply_destroy(r);
+        return;
+    }
+    r->next = NULL;
+    r->sent = 0;
+    *c->out_tail = r;
+    c->out_tail = &r->next;
+    c->out_bytes += r->len;
+    if (!was_empty && c->out_bytes > (size_t)c->host->config->out_max_bytes)
+        condemn(c, "unsent_replies");
+    do_later(c);
+}
+
+static size_t on_out_bytes(const void *ud)
+{
+    return ((const conn *)ud)->out_bytes;
+}
+
+static void sent(conn *c, size_t n)
+{
+    c->out_bytes -= n;
+    while (c->out != NULL) {
+        reply *r = c->out;
+        size_t part = r->len - r->sent < n ? r->len - r->sent : n;
+
+        r->sent += part;
+        n -= part;
+        if (r->sent < r->len)
+            break;
+        c->out = r->next;
+        reply_destroy(r);
+    }
+    if (c->out == NULL)
+        c->out_tail = &c->out;
+}
+
+/* Send until nothing is queued or the socket is full. */
+static void flush(conn *c)
+{
+    c->stalled = false;
+    while (!c->closing && c->out != NULL) {
+        ssize_t n = sockio_send(c->fd, c->out);
+
+        if (n >= 0) {
+            sent(c, (size_t)n);
+            c->blocked_us = 0;
+            continue;
+        }
+        if (errno == ETOOMANYREFS || errno == ENOBUFS || errno == ENOMEM)
+            c->stalled = true;
+        else if (errno != EAGAIN && errno != EWOULDBLOCK)
+            leave(c, "peer_closed"); /* EPIPE, ECONNRESET: nobody is left who could read */
+        break;
+    }
+    if (c->closing || c->out == NULL)
+        return;
+    if (c->blocked_us == 0)
+        c->blocked_us = conn_now_us();
+    wait_until(c->host,
+               c->stalled ? conn_now_us() + ms(STALL_RETRY_MS) : c->blocked_us + ms(c->host->config->write_timeout_ms));
+}
+
+/* ---- requests ---- */
+/* The stream has ended.  Gone altogether, or only done with asking? */
+static void end_of_stream(conn *c)
+{
+    if (sockio_is_hung_up(c->fd)) {
+        if (frame_is_partial(&c->reader))
+            drop(c, "cut_frame", NULL);
+        else
+            leave(c, "peer_closed");
+        return;
+    }
+    c->half_us = conn_now_us();
+    wait_until(c->host, c->half_us + ms(HALF_CHECK_MS));
+}
+
+/* Out of step: what was asked before is still answered, as far as the socket takes it. */
+static void fault(conn *c, const kvs_err *err)
+{
+    flush(c);
+    drop(c, "protocol", err);
+}
+
+enum got { GOT_NOTHING, GOT_ALL, GOT_MORE }; /* ALL: the socket was empty afterwards */
+
+static enum got receive(conn *c, size_t *bytes)
+{
+    int fds[SOCKIO_MAX_FDS];
+    frame_span want = frame_want(&c->reader);
+    kvs_err err = {0};
+    size_t n_fds;
+    ssize_t n;
+
+    if (want.len == 0) {
+        drop(c, "out_of_memory", NULL);
+        return GOT_NOTHING;
+    }
+    n = sockio_receive(c->fd, want.base, want.len, fds, &n_fds);
+    if (n <= 0) {
+        if (n == 0)
+            end_of_stream(c);
+        else if (errno == EBADMSG)
+            drop(c, "lost_descriptors", NULL);
+        else if (errno != EAGAIN && errno != EWOULDBLOCK)
+            leave(c, "peer_closed");
+        return GOT_NOTHING;
+    }
+    *bytes += (size_t)n;
+    mailbox_drain(c->host->mailbox); /* before any request that came with these bytes */
+    if (frame_got(&c->reader, (size_t)n, fds, n_fds, &err) != KVS_OK) {
+        fault(c, &err);
+        return GOT_NOTHING;
+    }
+    /* The kernel ends a read behind a message with descriptors: then a short read says nothing. */
+    return (size_t)n < want.len && n_fds == 0 ? GOT_ALL : GOT_MORE;
+}
+
+/* Handle whole frames in the reader, up to *budget.  False: stop reading this connection for now. */
+static bool handle_frames(conn *c, int64_t *budget)
+{
+    kvs_err err = {0};
+    frame f;
+
+    while (*budget > 0 && !c->closing && c->condemned == NULL && !is_paused(c)) {
+        if (!frame_next(&c->reader, &f, &err)) {
+            c->more = false;
+            if (c->reader.broken != KVS_OK)
+                fault(c, &err);
+            return !c->closing;
+        }
+        --*budget;
+        c->partial_us = 0;
+        if (peer_request(c->peer, &f, conn_now_us(), &err) != KVS_OK)
+            fault(c, &err);
+    }
+    return false;
+}
+
+/* All replies of a client that asks no more are out: good-bye. */
+static void maybe_finish(conn *c)
+{
+    if (c->closing || c->half_us == 0 || c->more || c->out != NULL || peer_in_flight(c->peer) != 0)
+        return;
+    if (frame_is_partial(&c->reader))
+        drop(c, "cut_frame", NULL);
+    else
+        leave(c, "end_of_stream");
+}
+
+static void settle(conn *c)
+{
+    if (!c->closing && c->condemned != NULL)
+        drop(c, c->condemned, NULL);
+    flush(c);
+    maybe_finish(c);
+    if (c->closing)
+        return;
+    if (frame_is_partial(&c->reader) && !c->more && c->partial_us == 0) {
+        c->partial_us = conn_now_us();
+        wait_until(c->host, c->partial_us + ms(c->host->config->frame_timeout_ms));
+    }
+    if (c->more && !is_paused(c))
+        do_later(c); /* also after back-pressure: nothing else reminds us of frames that are in already */
+    watch(c);
+}
+
+static void take_turn(conn *c, bool readable)
+{
+    int64_t budget = c->host->config->request_budget;
+    enum got got = readable && c->half_us == 0 ? GOT_MORE : GOT_ALL;
+    size_t bytes = 0;
+
+    while (handle_frames(c, &budget)) { /* frames that are in first */
+        if (got != GOT_MORE || bytes >= CONN_TURN_BYTES)
+            break;
+        got = receive(c, &bytes);
+        if (got == GOT_NOTHING)
+            break;
+        c->more = true; /* until handle_frames finds none */
+    }
+    settle(c);
+}
+
+static void on_poll(uv_poll_t *h, int status, int events)
+{
+    conn *c = h->data;
+
+    if (status < 0) { /* closed by the peer with replies unread; what it sent is still there, before the error */
+        c->events = 0;
+        events = UV_READABLE;
+    }
+    if (c->later.at != NULL && c->more)
+        events &= ~UV_READABLE; /* its turn comes with the others that have frames left */
+    if (events != 0)
+        take_turn(c, (events & UV_READABLE) != 0);
+}
+
+/* The process is dead, though a child of it may keep the socket open. */
+static void on_process_end(uv_poll_t *h, int status, int events)
+{
+    conn *c = h->data;
+
+    (void)status;
+    (void)events;
+    leave(c, "process_ended");
+}
+
+/* ---- beginning ---- */
+static void watch_process(conn *c)
+{
+    struct rlimit lim;
+    int pid_fd;
+
+    if (getrlimit(RLIMIT_NOFILE, &lim) == 0 && (rlim_t)c->fd > lim.rlim_cur / 2)
+        return; /* descriptors are getting scarce: clients need them more */
+    pid_fd = sockio_peer_process(c->fd, c->info.pid);
+    if (pid_fd < 0)
+        return;
+    if (uv_poll_init(c->host->loop, &c->pid_poll, pid_fd) != 0) {
+        (void)close(pid_fd);
+        return;
+    }
+    c->pid_fd = pid_fd;
+    c->pid_poll.data = c;
+    c->n_handles++;
+    (void)uv_poll_start(&c->pid_poll, UV_READABLE, on_process_end);
+}
+
+static const peer_ops PEER_OPS = {on_send, on_out_bytes, on_peer_closed};
+
+kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
+{
+    conn *c = calloc(1, sizeof *c);
+    kvs_status s;
+    int rc;
+
+    if (c == NULL) {
+        (void)close(fd);
+        return kvs_fail(err, KVS_E_NO_MEMORY, "connection: out of memory");
+    }
+    c->host = h;
+    c->fd = fd;
+    c->pid_fd = -1;
+    c->info = *info;
+    c->out_tail = &c->out;
+    c->opened_us = conn_now_us();
+    rc = uv_poll_init(h->loop, &c->poll, fd);
+    if (rc != 0) {
+        (void)close(fd);
+        free(c);
+        return kvs_fail(err, KVS_E_SYS, "connection: %s", uv_strerror(rc));
+    }
+    c->poll.data = c;
+    c->n_handles = 1;
+    frame_reader_init(&c->reader, (uint32_t)h->config->max_body_bytes);
+    list_add(&h->all, c, in_all);
+    if (info->is_admin)
+        h->n_admins++;
+    else
+        h->n_clients++;
+    s = peer_create(&c->peer, h->core, &PEER_OPS, c, info, c->opened_us, err);
+    if (s != KVS_OK) {
+        c->peer = NULL;
+        conn_close(c);
+        return s;
+    }
+    watch_process(c);
+    watch(c);
+    wait_until(h, c->opened_us + ms(h->config->frame_timeout_ms));
+    return KVS_OK;
+}
+
+/* ---- all of them ---- */
+void conn_host_init(conn_host *h, uv_loop_t *loop, core *c, mailbox *m, const config *cfg)
+{
+    *h = (conn_host){.loop = loop, .core = c, .mailbox = m, .config = cfg, .due_us = UINT64_MAX};
+}
+
+bool conns_turn(conn_host *h)
+{
+    conn *turn = h->later;
+
+    h->later = NULL; /* what is added from here on waits for the next turn */
+    if (turn != NULL)
+        turn->later.at = &turn;
+    while (turn != NULL) {
+        conn *c = turn;
+
+        list_remove(c, in_later);
+        take_turn(c, false);
+    }
+    return h->later != NULL;
+}
+
+/* The first time-out of the connection that has passed, or NULL; *ret_due: the next one to come. */
+static const char *overdue(conn *c, uint64_t now_us, uint64_t *ret_due)
+{
+    uint64_t unfinished = ms(c->host->config->frame_timeout_ms), write = ms(c->host->config->write_timeout_ms);
+    struct {
+        uint64_t since, limit;
+        const char *reason;
+    } t[] = {{peer_said_hello(c->peer) ? 0 : c->opened_us, unfinished, "no_hello"},
+             {c->partial_us, unfinished, "unfinished_frame"},
+             {c->blocked_us, write, "reads_nothing"}};
+
+    for (size_t i = 0; i < sizeof t / sizeof t[0]; i++) {
+        if (t[i].since == 0)
+            continue;
+        if (now_us >= t[i].since + t[i].limit)
+            return t[i].reason;
+        if (t[i].since + t[i].limit < *ret_due)
+            *ret_due = t[i].since + t[i].limit;
+    }
+    return NULL;
+}
+
+static void check_one(conn *c, uint64_t now_us)
+{
+    uint64_t due = UINT64_MAX;
+    const char *reason;
+
+    if (c->closing)
+        return;
+    if (c->partial_us != 0 && is_paused(c))
+        c->partial_us = now_us; /* it is we who do not read */
+    reason = overdue(c, now_us, &due);
+    if (reason != NULL) {
+        drop(c, reason, NULL);
+        return;
+    }
+    if (c->half_us != 0 && sockio_is_hung_up(c->fd)) {
+        leave(c, "peer_closed");
+        return;
+    }
+    if (c->stalled)
+        do_later(c);
+    if (c->half_us != 0 && now_us + ms(HALF_CHECK_MS) < due)
+        due = now_us + ms(HALF_CHECK_MS);
+    if (due != UINT64_MAX)
+        wait_until(c->host, due < now_us + ms(CHECK_STEP_MS) ? now_us + ms(CHECK_STEP_MS) : due);
+}
+
+void conns_check(conn_host *h, uint64_t now_us)
+{
+    conn *next;
+
+    if (now_us < h->due_us)
+        return;
+    h->due_us = UINT64_MAX;
+    for (conn *c = h->all; c != NULL; c = next) {
+        next = c->all.next; /* a close frees nothing before the loop's next turn */
+        check_one(c, now_us);
+    }
+}
+
+bool conns_flushed(const conn_host *h)
+{
+    for (const conn *c = h->all; c != NULL; c = c->all.next)
+        if (!c->closing && c->out != NULL)
+            return false;
+    return true;
+}
+
+void conns_close(conn_host *h)
+{
+    conn *next;
+
+    for (conn *c = h->all; c != NULL; c = next) {
+        next = c->all.next;
+        leave(c, "shutdown");
+    }
+}
+
+bool conns_gone(const conn_host *h)
+{
+    return h->all == NULL;
+}

@@ -1,0 +1,62 @@
+#ifndef KVS_DAEMON_CONN_H
+#define KVS_DAEMON_CONN_H
+
+/* Connections: bytes and descriptors between a socket and the request layer, and the end of each client.
+ *
+ * Knows sockets, frames, time-outs, back-pressure, a peer's process.  Does not know ops or bodies.  Loop
+ * thread only. A conn owns its descriptor, its unsent replies and its peer; it frees itself when the request
+ * layer has said that nothing of the client is left and the loop has closed its handles.  The host, which is
+ * the server's, keeps the lists.
+ *
+ *   OPEN ---- end of stream ----> HALF (no more requests; replies go out) ---- all replied ----.
+ *     |                             |                                                          v
+ *     `--- fault, time-out, peer's process dead, loop ends --------------------------------> CLOSING --->
+ * freed (peer_gone; then peer closed and handles closed)
+ *
+ * Fair: limits.request_budget frames, or CONN_TURN_BYTES, of one connection a turn of the loop; the rest on
+ * the next. */
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <uv.h>
+
+#include "config/config.h"
+#include "daemon/mailbox.h"
+#include "daemon/request.h"
+
+enum { CONN_TURN_BYTES = 1 << 20 };
+
+typedef struct conn conn;
+
+typedef struct conn_host { /* filled by the holder, whose handles drive the three functions below */
+    uv_loop_t *loop;
+    core *core;
+    mailbox *mailbox;
+    const config *config; /* read at every use: a reload may change it */
+    /* ---- kept by conn.c ---- */
+    conn *all;                    /* every connection that has memory */
+    conn *later;                  /* those with something to do on the next turn */
+    uint64_t due_us;              /* when conns_check is due; UINT64_MAX: nobody waits for anything */
+    uint32_t n_clients, n_admins; /* until freed: a client that comes back has left nothing behind */
+    uint64_t n_dropped;           /* for a fault */
+} conn_host;
+
+void conn_host_init(conn_host *h, uv_loop_t *loop, core *c, mailbox *m, const config *cfg);
+
+/* Serve the connected socket `fd`, which is taken also on failure. */
+kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err);
+
+/* Once each turn of the loop, right before it waits: go on with frames left over, send what was queued, close
+ * what was condemned.  True: there is more to do at once, so the loop must not wait. */
+bool conns_turn(conn_host *h);
+
+/* Drop what waits for too long.  Call when due_us has come; sets the next due_us. */
+void conns_check(conn_host *h, uint64_t now_us);
+
+bool conns_flushed(const conn_host *h); /* no reply is waiting to be sent */
+void conns_close(conn_host *h);         /* all of them; no more replies */
+bool conns_gone(const conn_host *h);    /* nothing is left of any */
+
+uint64_t conn_now_us(void);
+
+#endif

@@ -1,0 +1,421 @@
+#include "daemon/core.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "daemon/log.h"
+
+/* ---- deadlines: a binary heap, the earliest first; due_at is the place in it plus one ---- */
+
+static void heap_put(core *c, size_t i, request *r)
+{
+    c->due[i] = r;
+    r->due_at = i + 1;
+}
+
+static void heap_up(core *c, size_t i, request *r)
+{
+    while (i > 0 && c->due[(i - 1) / 2]->deadline_us > r->deadline_us) {
+        heap_put(c, i, c->due[(i - 1) / 2]);
+        i = (i - 1) / 2;
+    }
+    heap_put(c, i, r);
+}
+
+static void heap_down(core *c, size_t i, request *r)
+{
+    for (;;) {
+        size_t k = 2 * i + 1;
+
+        if (k + 1 < c->n_due && c->due[k + 1]->deadline_us < c->due[k]->deadline_us)
+            k++;
+        if (k >= c->n_due || c->due[k]->deadline_us >= r->deadline_us)
+            break;
+        heap_put(c, i, c->due[k]);
+        i = k;
+    }
+    heap_put(c, i, r);
+}
+
+kvs_status core_due_add(core *c, request *r)
+{
+    if (c->n_due == c->cap_due) {
+        size_t cap = c->cap_due ? c->cap_due * 2 : 64;
+        request **due = realloc(c->due, cap * sizeof(request *));
+
+        if (!due)
+            return KVS_E_NO_MEMORY;
+        c->due = due;
+        c->cap_due = cap;
+    }
+    heap_up(c, c->n_due++, r);
+    return KVS_OK;
+}
+
+void core_due_remove(core *c, request *r)
+{
+    size_t i = r->due_at;
+    request *last;
+
+    if (i == 0)
+        return;
+    r->due_at = 0;
+    last = c->due[--c->n_due];
+    if (last == r)
+        return;
+    heap_up(c, i - 1, last);
+    heap_down(c, last->due_at - 1, last);
+}
+
+static void run_overdue(request *r)
+{
+    bool untouched = r->ops->stop(r);
+    kvs_err err;
+
+    (void)kvs_fail(&err, KVS_E_DEADLINE, "deadline: passed %s",
+                   untouched ? "before anything was touched" : "while it was running; CANCEL says when it has stopped");
+    r->ops->overdue(r, untouched);
+    request_answer(r, KVS_E_DEADLINE, &err);
+}
+
+/* ---- the arena grows in the background ---- */
+
+static void grow_run(pinner_task *t)
+{
+    core *c = (core *)(void *)((uint8_t *)t - offsetof(core, grow));
+
+    c->grow_err.status = c->dev->ops->host_register(c->dev, c->growing.address, c->growing.bytes, &c->grow_err);
+}
+
+static void grow_next(core *c);
+
+static void grow_failed(core *c)
+{
+    core_note_status(c, c->grow_err.status);
+    c->grow_failed = true;
+    pool_piece_failed(c->pool);
+    log_event(LOG_LEVEL_ERROR, "arena_piece_failed", " bytes=%" PRIu64 " piece=%u reason=\"%s\"", c->growing.bytes,
+              c->n_pieces, c->grow_err.msg);
+}
+
+static void grow_done(work *w)
+{
+    core *c = (core *)(void *)((uint8_t *)w - offsetof(core, grow));
+    core_piece *pieces;
+
+    c->is_growing = false;
+    if (c->grow_err.status != KVS_OK) {
+        grow_failed(c);
+        return;
+    }
+    pieces = realloc(c->pieces, (c->n_pieces + 1) * sizeof(*pieces));
+    if (!pieces) {
+        c->dev->ops->host_unregister(c->dev, c->growing.address, c->growing.bytes);
+        (void)kvs_fail(&c->grow_err, KVS_E_NO_MEMORY, "list of pieces: out of memory");
+        grow_failed(c);
+        return;
+    }
+    c->pieces = pieces;
+    c->pieces[c->n_pieces++] = c->growing;
+    pool_piece_usable(c->pool);
+    grow_next(c);
+}
+
+static void grow_next(core *c)
+{
+    if (c->stopped || c->is_growing || c->grow_failed ||
+        !pool_next_piece(c->pool, &c->growing.address, &c->growing.bytes))
+        return;
+    c->is_growing = true;
+    c->grow_err = (kvs_err){0};
+    c->grow.run = grow_run;
+    c->grow.work.on_done = grow_done;
+    pinner_submit(c->pinner, &c->grow, false);
+}
+
+/* ---- life ---- */
+
+static void on_event(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32])
+{
+    core *c = ud;
+    core_event *e;
+
+    if (c->n_watchers == 0)
+        return;
+    if (c->n_events == CORE_EVENT_BATCH)
+        core_rest(c);
+    e = &c->events[c->n_events++];
+    *e = (core_event){.type = type, .cause = cause, .ns = ns, .depth = depth};
+    if (key)
+        memcpy(e->key, key, sizeof(e->key));
+}
+
+static kvs_status make_random(void *to, size_t n, kvs_err *err)
+{
+    if (getrandom(to, n, 0) != (ssize_t)n)
+        return kvs_fail(err, KVS_E_SYS, "getrandom: no %zu random bytes", n);
+    return KVS_OK;
+}
+
+static kvs_status make_pool(core *c, kvs_err *err)
+{
+    pool_config pc = {(uint64_t)c->config->pool_max_bytes, (uint64_t)c->config->pool_extent_bytes,
+                      (uint32_t)c->config->pool_max_slots};
+    directory_config dc = {.evict = &evict_lru, .hash_seed = c->seed, .on_event = on_event, .ud = c};
+    kvs_status s = pool_create(&c->pool, &pc, err);
+
+    if (s != KVS_OK)
+        return s;
+    dc.pool = c->pool;
+    return directory_create(&c->dir, &dc, err);
+}
+
+static kvs_status make_workers(core *c, kvs_err *err)
+{
+    kvs_status s = mover_create(&c->load, c->dev, DEVICE_LOAD, c->sink, err);
+
+    if (s == KVS_OK)
+        s = mover_create(&c->store, c->dev, DEVICE_STORE, c->sink, err);
+    if (s == KVS_OK)
+        s = decoder_create(&c->decoder, c->dev, c->sink, err);
+    if (s == KVS_OK)
+        s = pinner_create(&c->pinner, c->sink, err);
+    return s;
+}
+
+kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sink, uint64_t now_us, kvs_err *err)
+{
+    core *c = calloc(1, sizeof(*c));
+    kvs_status s;
+
+    if (!c)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "core: out of memory");
+    c->config = cfg;
+    c->dev = dev;
+    c->sink = sink;
+    c->now_us = c->start_us = now_us;
+    c->lease_due_us = UINT64_MAX;
+    c->next_region = 1;
+    c->next_conn_id = 1;
+    s = make_random(c->boot_id, sizeof(c->boot_id), err);
+    if (s == KVS_OK)
+        s = make_random(&c->seed, sizeof(c->seed), err);
+    if (s == KVS_OK)
+        s = make_pool(c, err);
+    if (s == KVS_OK)
+        s = make_workers(c, err);
+    if (s != KVS_OK) {
+        core_stop(c);
+        core_destroy(c);
+        return s;
+    }
+    grow_next(c);
+    *ret = c;
+    return KVS_OK;
+}
+
+void core_stop(core *c)
+{
+    c->stopped = true;
+    /* The pinner first: it may hold what a mover's job still reads only if a peer was not waited for, and
+     * none is. */
+    if (c->load)
+        mover_destroy(c->load);
+    if (c->store)
+        mover_destroy(c->store);
+    if (c->decoder)
+        decoder_destroy(c->decoder);
+    if (c->pinner)
+        pinner_destroy(c->pinner);
+    c->load = c->store = NULL;
+    c->decoder = NULL;
+    c->pinner = NULL;
+}
+
+void core_destroy(core *c)
+{
+    if (!c)
+        return;
+    for (uint32_t i = 0; i < c->n_pieces; i++)
+        c->dev->ops->host_unregister(c->dev, c->pieces[i].address, c->pieces[i].bytes);
+    if (c->dir)
+        directory_destroy(c->dir);
+    if (c->pool)
+        pool_destroy(c->pool);
+    free(c->pieces);
+    free(c->due);
+    free(c);
+}
+
+void core_drain(core *c)
+{
+    c->draining = true;
+}
+
+bool core_is_idle(const core *c)
+{
+    return c->n_requests == 0 && c->n_tasks == 0;
+}
+
+bool core_is_ready(const core *c)
+{
+    return c->n_pieces > 0;
+}
+
+kvs_status core_start_failure(const core *c, kvs_err *err)
+{
+    if (!c->grow_failed || c->n_pieces > 0)
+        return KVS_OK;
+    return kvs_fail(err, c->grow_err.status, "pool.max_bytes: not even the first %" PRIu64 " bytes of %lld: %s",
+                    c->growing.bytes, (long long)c->config->pool_max_bytes, c->grow_err.msg);
+}
+
+kvs_status core_lost(const core *c)
+{
+    return c->lost;
+}
+
+void core_note_status(core *c, kvs_status s)
+{
+    if (s != KVS_E_DEVICE_LOST || c->lost != KVS_OK)
+        return;
+    c->lost = KVS_E_DEVICE_LOST;
+    log_event(LOG_LEVEL_ERROR, "device_lost", " device=%s requests=%u", c->dev->ops->name, c->n_requests);
+}
+
+void core_task(core *c, pinner_task *t, bool urgent)
+{
+    if (!c->stopped) {
+        pinner_submit(c->pinner, t, urgent);
+        return;
+    }
+    t->run(t);
+    c->sink.post(c->sink.ud, &t->work);
+}
+
+/* Keys of one request: what fits a body of STORE, the widest item. */
+uint32_t core_max_keys(const core *c)
+{
+    return (uint32_t)(((uint64_t)c->config->max_body_bytes - WIRE_store_req_BYTES) /
+                      (WIRE_KEY_BYTES + WIRE_slot_ref_BYTES));
+}
+
+/* ---- time ---- */
+
+uint64_t core_next_due(const core *c)
+{
+    uint64_t due = c->lease_due_us;
+
+    if (c->step_due)
+        return c->now_us;
+    if (c->n_due > 0 && c->due[0]->deadline_us < due)
+        due = c->due[0]->deadline_us;
+    return due;
+}
+
+uint64_t core_tick(core *c, uint64_t now_us)
+{
+    c->now_us = now_us;
+    while (c->n_due > 0 && c->due[0]->deadline_us <= now_us)
+        run_overdue(c->due[0]);
+    if (c->lease_due_us <= now_us)
+        c->lease_due_us = directory_expire(c->dir, now_us);
+    if (c->step_due)
+        c->step_due = directory_step(c->dir);
+    core_rest(c);
+    return core_next_due(c);
+}
+
+uint32_t core_health(const core *c, uint32_t *ret_reasons)
+{
+    mover_stats load = {0}, store = {0};
+    uint32_t why = 0;
+
+    if (c->load)
+        mover_get_stats(c->load, &load);
+    if (c->store)
+        mover_get_stats(c->store, &store);
+    why |= core_is_ready(c) ? 0 : HEALTH_NO_PIECE;
+    why |= c->grow_failed ? HEALTH_PIECE_FAILED : 0;
+    why |= load.oldest_us > CORE_STUCK_US || store.oldest_us > CORE_STUCK_US ? HEALTH_STUCK : 0;
+    why |= c->lost != KVS_OK ? HEALTH_DEVICE_LOST : 0;
+    why |= c->draining ? HEALTH_DRAINS : 0;
+    *ret_reasons = why;
+    if (why & HEALTH_DRAINS)
+        return WIRE_HEALTH_DRAINING;
+    if (why & (HEALTH_PIECE_FAILED | HEALTH_STUCK | HEALTH_DEVICE_LOST))
+        return WIRE_HEALTH_DEGRADED;
+    return why ? WIRE_HEALTH_STARTING : WIRE_HEALTH_OK;
+}
+
+/* ---- events ---- */
+
+static bool is_for(const peer *p, const core_event *e)
+{
+    const directory_ns *n;
+
+    if (!(p->watch_mask & (UINT32_C(1) << e->type)))
+        return false;
+    if (p->tenant == TENANT_ADMIN || e->ns == WIRE_NONE32)
+        return true;
+    n = directory_namespace(p->core->dir, e->ns);
+    return n && tenant_may(p->tenant, n->tenant);
+}
+
+static reply *event_frame(const peer *p, uint32_t n)
+{
+    const core *c = p->core;
+    size_t room = WIRE_event_BYTES + (size_t)n * WIRE_event_item_BYTES;
+    reply *x = malloc(sizeof(*x) + WIRE_HEADER_BYTES + room);
+    wire_event head = {.seq = p->watch_seq + 1, .lost = p->watch_lost, .n = n};
+    wire_header h = {.op = WIRE_EVENT, .id = p->watch_id, .body_len = (uint32_t)room};
+    wire_out o;
+
+    if (!x)
+        return NULL;
+    *x = (reply){.len = WIRE_HEADER_BYTES + room};
+    o = (wire_out){x->bytes + WIRE_HEADER_BYTES, 0, room, false};
+    wire_header_encode(&h, x->bytes);
+    wire_put_event(&o, &head);
+    for (uint32_t i = 0; i < c->n_events; i++) {
+        const core_event *e = &c->events[i];
+        wire_event_item item = {.type = e->type, .ns = e->ns, .depth = e->depth, .cause = e->cause};
+
+        if (!is_for(p, e))
+            continue;
+        memcpy(item.key, e->key, sizeof(item.key));
+        wire_put_event_item(&o, &item);
+    }
+    return x;
+}
+
+static void send_events(peer *p)
+{
+    uint32_t n = 0;
+    reply *x = NULL;
+
+    for (uint32_t i = 0; i < p->core->n_events; i++)
+        n += is_for(p, &p->core->events[i]);
+    if (n == 0)
+        return;
+    if (p->ops->out_bytes(p->ud) < (uint64_t)p->core->config->out_high_bytes)
+        x = event_frame(p, n);
+    if (!x) {
+        p->watch_lost += n;
+        return;
+    }
+    p->watch_seq++;
+    p->ops->send(p->ud, x);
+}
+
+void core_rest(core *c)
+{
+    if (c->n_events == 0)
+        return;
+    for (peer *p = c->peers; p; p = p->next)
+        if (p->watch_mask && !p->gone)
+            send_events(p);
+    c->n_events = 0;
+}

@@ -1,0 +1,258 @@
+#ifndef KVS_DAEMON_CORE_H
+#define KVS_DAEMON_CORE_H
+
+/* The inside of the request layer, shared by request.c, core.c, peer.c and the op_*.c files; nobody else
+ * includes it.
+ *
+ * Knows everything request.h hides.  Loop thread only.
+ * Ownership: a request belongs to its peer from admission to request_end; memory got by request_alloc goes
+ * with it.
+ *
+ *   NEW --handler refuses or answers at once----------------------------> answered, ended (inside
+ * peer_request)
+ *    `---handler submits jobs--> OUT --jobs back--> answered, ended
+ *                                 `--deadline--> answered E_DEADLINE, still OUT --jobs back--> ended
+ *
+ * A request that is OUT keeps its credit, its slots' uses and its place in the table until its jobs are back,
+ * answered or not.  CANCELs wait on the target's list and are answered by its end. */
+
+#include "daemon/decoder.h"
+#include "daemon/directory.h"
+#include "daemon/mover.h"
+#include "daemon/pinner.h"
+#include "daemon/pool.h"
+#include "daemon/region.h"
+#include "daemon/request.h"
+#include "daemon/tenant.h"
+#include "proto/wire.h"
+
+enum {
+    CORE_ADMIN_PLACES = 8,
+    CORE_CONTROL_CREDIT = 16,
+    CORE_MAX_REGIONS = 256, /* of one peer */
+    CORE_MAX_PING = 64,
+    CORE_MAX_GROUP = 64,  /* namespaces of one RESERVE */
+    CORE_MAX_PAGE = 4096, /* keys of one STATUS reply */
+    CORE_EVENT_BATCH = 256,
+    CORE_STUCK_US = 10 * 1000 * 1000,
+    PEER_BUCKETS = 256,
+    REPLY_HEAD_BYTES = WIRE_HEADER_BYTES + 8 + KVS_ERR_MSG_BYTES,
+};
+
+typedef struct request request;
+
+/* ---- ops ---- */
+enum op_who { OP_CLIENT = 1, OP_ADMIN = 2, OP_ANY = 3 };
+enum op_credit { CREDIT_NONE, CREDIT_DATA, CREDIT_CONTROL };
+enum op_flags {
+    OP_WHEN_LOST = 1,     /* answered when the device is lost */
+    OP_WHEN_DRAINING = 2, /* answered while the daemon drains */
+    OP_TAKES_FDS = 4,
+};
+
+typedef struct op_row {
+    uint16_t op;
+    uint8_t who, credit, flags;
+    uint32_t fixed_bytes; /* of the request body; less is refused before the handler runs */
+    uint32_t reply_bytes; /* room for the reply's fixed part, reserved at admission; arrays: request_room */
+    /* Refuse (status and err), or fill request_out and return KVS_OK / E_PARTIAL, or set r->out and submit
+     * jobs. */
+    kvs_status (*run)(request *r, wire_in *in, kvs_err *err);
+    /* Signal every valid counter that the body names: the request was refused.  NULL: names none. */
+    void (*refused)(peer *p, wire_in *in, kvs_status s);
+} op_row;
+
+const op_row *op_find(uint16_t op); /* NULL: not an op that a client may send */
+
+/* ---- requests ---- */
+typedef struct request_chunk {
+    struct request_chunk *next;
+    _Alignas(max_align_t) uint8_t bytes[];
+} request_chunk;
+
+typedef struct request_ops {
+    /* Drop what waits, stop what runs.  True: nothing has started nor ever will. */
+    bool (*stop)(request *r);
+    /* The deadline has passed: add what is known of each item to request_out.  untouched: as stop said. */
+    void (*overdue)(request *r, bool untouched);
+} request_ops;
+
+struct request {
+    peer *peer;
+    const op_row *row;
+    uint64_t id, deadline_us; /* absolute */
+    uint64_t cost_bytes;      /* drawn on the peer's credit */
+    reply *reply;             /* reserved; NULL once sent */
+    size_t room;              /* payload bytes it can take */
+    wire_out payload;
+    frame *frame; /* during peer_request only */
+    bool out, answered, cancelled;
+    kvs_status outcome; /* of the jobs, for CANCEL */
+    const request_ops *ops;
+    void *ext; /* the op's own, from request_alloc */
+    request_chunk *chunks;
+    request *prev, *next; /* the peer's list */
+    request *chain;       /* the peer's table of ids */
+    request *cancels;     /* CANCELs that wait for this one, by next_cancel */
+    request *next_cancel;
+    size_t due_at; /* place in the core's heap plus one; 0: none */
+};
+
+/* Zeroed memory that lives as long as the request; NULL: E_NO_MEMORY.  n * size is checked. */
+void *request_alloc(request *r, uint64_t n, size_t size);
+/* Make sure that the reply can take `bytes` of payload; E_NO_MEMORY.  Before any effect. */
+kvs_status request_room(request *r, uint64_t bytes, kvs_err *err);
+/* Draw `bytes` on the peer's credit: E_BUSY if too much is in flight, E_LIMIT if it could never be admitted.
+ */
+kvs_status request_charge(request *r, uint64_t bytes, kvs_err *err);
+wire_out *request_out(request *r); /* the reply's payload so far; filled before the answer */
+/* Send the one reply: status, message, payload.  err may be NULL (no message). */
+void request_answer(request *r, kvs_status s, const kvs_err *err);
+/* Add a descriptor to the reply; taken, also on failure. */
+kvs_status request_add_fd(request *r, int fd, kvs_err *err);
+/* From now on the request is out: watched by its deadline.  `ops` is used until request_end. */
+kvs_status request_go(request *r, const request_ops *ops, kvs_err *err);
+/* Its jobs are back and it was answered: credit back, CANCELs answered, memory freed. */
+void request_end(request *r);
+/* The body must have been read to its end. */
+kvs_status request_parsed(const wire_in *in, kvs_err *err);
+/* The descriptors of the frame become the caller's. */
+int request_take_fd(request *r, uint32_t i);
+
+/* ---- counters ---- */
+kvs_status counter_check_after(uint32_t counter, uint64_t value, kvs_err *err);
+kvs_status counter_check_signal(uint32_t counter, uint64_t value, kvs_err *err);
+/* Signal if counter and value are valid; for requests that never became a job. */
+void counter_signal(peer *p, uint32_t counter, uint64_t value, kvs_status s);
+void job_fill(job *j, peer *p, uint32_t after, uint64_t after_value, uint32_t signal, uint64_t signal_value);
+
+/* ---- peers ---- */
+struct peer {
+    core *core;
+    const peer_ops *ops;
+    void *ud;
+    peer_info info;
+    uint32_t tenant; /* TENANT_ADMIN on the admin socket */
+    uint64_t conn_id;
+    peer *prev, *next;
+    bool hello, gone, closing; /* closing: its seats are being left */
+    uint8_t name[WIRE_MAX_NAME + 1];
+    uint32_t name_len;
+    uint8_t *counters;
+    request *requests; /* all that are out */
+    request *table[PEER_BUCKETS];
+    uint32_t n_in_flight, n_data, n_control, n_out;
+    uint64_t bytes_in_flight, import_bytes;
+    region_seat *seats;
+    uint32_t n_seats, n_tasks; /* tasks on the pinner that belong to it */
+    uint32_t watch_mask;
+    uint64_t watch_id, watch_seq, watch_lost;
+};
+
+request *peer_find(const peer *p, uint64_t id);
+void peer_drained(peer *p); /* a request ended or a task came back: go on with peer_gone if it was the last */
+/* Namespace `ns`, if this peer may name it; E_NOT_FOUND else, whether or not it exists. */
+kvs_status peer_ns(const peer *p, uint32_t ns, const directory_ns **ret, kvs_err *err);
+kvs_status peer_seat(const peer *p, uint32_t region, region_seat **ret, kvs_err *err);
+/* The same, of slots of namespace ns. */
+kvs_status peer_slots(const peer *p, uint32_t region, uint32_t ns, region_seat **ret, kvs_err *err);
+void peer_add_seat(peer *p, region_seat *s);
+
+/* ---- regions in the core ---- */
+/* Closes device memory on the pinner.  Made before the memory is, so that giving it back cannot fail. */
+typedef struct closer {
+    pinner_task task;
+    core *core;
+    peer *peer; /* whose peer_gone waits for it */
+    device_mem *mem;
+    uint64_t bytes; /* charged: to the core, or to the peer if imported */
+    bool imported;
+    void (*after)(void *ud); /* or NULL */
+    void *ud;
+} closer;
+
+closer *closer_create(peer *p, bool imported, uint64_t bytes); /* charges the bytes; NULL: E_NO_MEMORY */
+void closer_run(closer *x, peer *p, void (*after)(void *ud), void *ud);
+void closer_cancel(closer *x); /* there is no memory to close: the charge goes back */
+
+/* Leave: the last seat takes the region off the list and closes it on the pinner.  `after` (or NULL) is
+ * called with ud when its memory is gone, at once if others are still seated. */
+void core_leave(peer *p, region_seat *s, void (*after)(void *ud), void *ud);
+void core_add_region(core *c, region *g);
+void core_remove_region(core *c, region *g); /* off the list; not destroyed */
+
+/* ---- the core ---- */
+typedef struct core_event {
+    uint32_t type, cause, ns, depth, tenant;
+    uint8_t key[32];
+} core_event;
+
+typedef struct core_piece {
+    void *address;
+    uint64_t bytes;
+} core_piece;
+
+struct core {
+    const config *config; /* borrowed; a reload changes it */
+    device *dev;
+    work_sink sink;
+    pool *pool;
+    directory *dir;
+    mover *load, *store;
+    decoder *decoder;
+    pinner *pinner;
+    uint8_t boot_id[16];
+    uint64_t seed, now_us, start_us;
+    bool draining, stopped, step_due;
+    kvs_status lost;
+    peer *peers;
+    uint32_t n_clients, n_admins;
+    uint64_t next_conn_id;
+    region *regions;
+    uint32_t next_region, n_regions;
+    uint64_t region_bytes; /* daemon regions, those being made and unmapped included */
+    uint32_t n_requests;   /* out */
+    uint32_t n_tasks;      /* on the pinner, but for the arena's growth */
+    request **due;         /* heap by deadline */
+    size_t n_due, cap_due;
+    uint64_t lease_due_us;
+    pinner_task grow;
+    core_piece growing, *pieces; /* registered */
+    uint32_t n_pieces;
+    bool is_growing, grow_failed;
+    kvs_err grow_err;
+    core_event events[CORE_EVENT_BATCH];
+    uint32_t n_events, n_watchers;
+    uint64_t n_answered;
+};
+
+/* Every way into the core from outside ends with this: events go out. */
+void core_rest(core *c);
+void core_note_status(core *c, kvs_status s); /* E_DEVICE_LOST is remembered */
+/* Run `t` on the pinner; after core_stop in place, its on_done posted to the sink. */
+void core_task(core *c, pinner_task *t, bool urgent);
+kvs_status core_due_add(core *c, request *r);
+void core_due_remove(core *c, request *r);
+uint32_t core_max_keys(const core *c);
+uint32_t core_health(const core *c, uint32_t *ret_reasons);
+
+/* ---- op handlers, by file ---- */
+/* clang-format off */
+#define OP_HANDLERS(X) \
+    X(hello) X(open) X(region_create) X(region_attach) X(region_import) X(region_close) X(lookup) X(reserve) \
+    X(release) X(load) X(store) X(slot_take) X(slot_drop) X(write) X(decode) X(extend) \
+    X(pin) X(unpin) X(drop) X(reset) X(cancel) X(status) X(health) X(watch) \
+    X(ping)
+/* clang-format on */
+#define OP_DECLARE(name) kvs_status op_##name(request *r, wire_in *in, kvs_err *err);
+OP_HANDLERS(OP_DECLARE)
+void refused_load(peer *p, wire_in *in, kvs_status s);
+void refused_store(peer *p, wire_in *in, kvs_status s);
+void refused_write(peer *p, wire_in *in, kvs_status s);
+void refused_decode(peer *p, wire_in *in, kvs_status s);
+
+/* The texts of STATUS; op_admin.c asks, status_text.c writes. */
+struct json_writer;
+void status_text(const core *c, const wire_status_req *q, struct json_writer *w);
+
+#endif

@@ -1,0 +1,346 @@
+#include "daemon/directory_impl.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <xxhash.h>
+
+/* ---- create and destroy ---- */
+
+kvs_status directory_create(directory **ret, const directory_config *c, kvs_err *err)
+{
+    directory *d = calloc(1, sizeof *d);
+    kvs_status s = KVS_E_NO_MEMORY;
+
+    if (d == NULL)
+        return kvs_fail(err, s, "directory: no memory");
+    d->pool = c->pool;
+    d->ops = c->evict;
+    d->hash_seed = c->hash_seed;
+    d->on_event = c->on_event;
+    d->ud = c->ud;
+    d->emptying = POOL_NONE;
+    d->extents = calloc(pool_n_extents(c->pool), sizeof *d->extents);
+    d->chain = malloc(CHAIN_MAX * sizeof *d->chain);
+    if (d->extents == NULL || d->chain == NULL || key_table_init(&d->table) != KVS_OK)
+        goto fail;
+    if ((s = sparse_init(&d->infos, -1, pool_max_rows(c->pool), sizeof(slot_info), err)) != KVS_OK)
+        goto fail;
+    if ((s = d->ops->create(&d->evict, pool_max_rows(c->pool), POOL_MAX_LAYOUTS)) != KVS_OK)
+        goto fail;
+    *ret = d;
+    return KVS_OK;
+fail:
+    directory_destroy(d);
+    return kvs_fail(err, s, "directory: no memory for %lu slots", (unsigned long)pool_max_rows(c->pool));
+}
+
+static void ns_destroy(ns_entry *n)
+{
+    if (n == NULL)
+        return;
+    free(n->canon);
+    free(n->planes);
+    free(n);
+}
+
+void directory_destroy(directory *d)
+{
+    if (d == NULL)
+        return;
+    directory_leases_fini(d);
+    for (uint32_t i = 0; i < d->n_ns; i++)
+        ns_destroy(d->ns[i]);
+    free(d->ns);
+    if (d->evict != NULL)
+        d->ops->destroy(d->evict);
+    sparse_fini(&d->infos);
+    key_table_fini(&d->table);
+    free(d->extents);
+    free(d->chain);
+    free(d);
+}
+
+/* ---- namespaces ---- */
+
+/* What the blocks look like, whoever they belong to: the digest of the same description with everything else
+ * blanked. Models of one shape share extents. */
+static kvs_status layout_digest(const kvs_namespace *desc, uint8_t ret[32], kvs_err *err)
+{
+    kvs_namespace shape = *desc;
+
+    memset(shape.model, 0, sizeof shape.model);
+    memset(shape.weights, 0, sizeof shape.weights);
+    memcpy(shape.model, "layout", 6);
+    shape.shard = KVS_SHARD_REPLICATED;
+    shape.shard_a = shape.shard_b = shape.shard_n = 0;
+    return kvs_namespace_digest(&shape, ret, err);
+}
+
+static kvs_status ns_create(directory *d, ns_entry **ret, uint32_t tenant, const uint8_t *canon, size_t len,
+                            kvs_err *err)
+{
+    ns_entry *n = calloc(1, sizeof *n);
+    uint8_t digest[32];
+    kvs_plane *fit;
+    kvs_status s = KVS_E_NO_MEMORY;
+
+    if (n == NULL || (n->canon = malloc(len)) == NULL ||
+        (n->planes = calloc(KVS_MAX_PLANES, sizeof *n->planes)) == NULL) {
+        (void)kvs_fail(err, s, "namespace: no memory for its description of %zu bytes", len);
+        goto fail;
+    }
+    memcpy(n->canon, canon, len);
+    n->canon_len = len;
+    s = kvs_namespace_decode(canon, len, n->planes, KVS_MAX_PLANES, &n->pub.desc, err);
+    if (s != KVS_OK)
+        goto fail;
+    fit = realloc(n->planes, n->pub.desc.n_planes * sizeof *fit);
+    if (fit != NULL)
+        n->planes = fit;
+    n->pub.desc.planes = n->planes;
+    n->pub.tenant = tenant;
+    n->pub.slot_bytes = kvs_namespace_slot_bytes(&n->pub.desc);
+    if ((s = kvs_namespace_digest(&n->pub.desc, n->pub.digest, err)) != KVS_OK ||
+        (s = layout_digest(&n->pub.desc, digest, err)) != KVS_OK ||
+        (s = pool_layout_open(d->pool, digest, n->pub.slot_bytes, &n->pub.layout, err)) != KVS_OK)
+        goto fail;
+    *ret = n;
+    return KVS_OK;
+fail:
+    ns_destroy(n);
+    return s;
+}
+
+static kvs_status ns_reserve(directory *d, kvs_err *err)
+{
+    uint32_t cap = d->cap_ns == 0 ? 16 : d->cap_ns * 2;
+    ns_entry **ns;
+
+    if (d->n_ns == DIRECTORY_MAX_NAMESPACES)
+        return kvs_fail(err, KVS_E_LIMIT, "namespaces: %lu are open, at most %d may be", (unsigned long)d->n_ns,
+                        DIRECTORY_MAX_NAMESPACES);
+    if (d->n_ns < d->cap_ns)
+        return KVS_OK;
+    ns = realloc(d->ns, cap * sizeof *ns);
+    if (ns == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "namespaces: no memory for %lu", (unsigned long)cap);
+    d->ns = ns;
+    d->cap_ns = cap;
+    return KVS_OK;
+}
+
+kvs_status directory_open(directory *d, uint32_t tenant, const uint8_t *canon, size_t len, uint32_t *ret, kvs_err *err)
+{
+    kvs_status s;
+    ns_entry *n;
+
+    for (uint32_t i = 0; i < d->n_ns; i++) {
+        n = d->ns[i];
+        if (n->pub.tenant == tenant && n->canon_len == len && memcmp(n->canon, canon, len) == 0) {
+            *ret = i;
+            return KVS_OK;
+        }
+    }
+    if (len == 0)
+        return kvs_fail(err, KVS_E_PROTO, "namespace: its description is empty");
+    if ((s = ns_reserve(d, err)) != KVS_OK || (s = ns_create(d, &n, tenant, canon, len, err)) != KVS_OK)
+        return s;
+    d->ns_memory += sizeof *n + len + n->pub.desc.n_planes * sizeof *n->planes;
+    d->ns[d->n_ns] = n;
+    *ret = d->n_ns++;
+    return KVS_OK;
+}
+
+const directory_ns *directory_namespace(const directory *d, uint32_t ns)
+{
+    return ns < d->n_ns ? &d->ns[ns]->pub : NULL;
+}
+
+uint32_t directory_n_namespaces(const directory *d)
+{
+    return d->n_ns;
+}
+
+/* ---- finding ---- */
+
+uint32_t directory_hash(const directory *d, uint32_t ns, const uint8_t key[32])
+{
+    return (uint32_t)(XXH3_64bits_withSeed(key, 32, d->hash_seed + ns * UINT64_C(0x9e3779b97f4a7c15)) >> 32);
+}
+
+typedef struct wanted {
+    const pool *pool;
+    const uint8_t *key;
+    uint32_t ns;
+} wanted;
+
+static bool row_is_wanted(const void *ud, uint32_t row)
+{
+    const wanted *w = ud;
+    const pool_row *r = pool_row_of(w->pool, row);
+
+    return r->ns == w->ns && memcmp(r->key, w->key, 32) == 0;
+}
+
+static pool_slot find_hashed(const directory *d, uint32_t ns, const uint8_t *key, uint32_t hash)
+{
+    wanted w = {.pool = d->pool, .key = key, .ns = ns};
+
+    return key_table_find(&d->table, hash, row_is_wanted, &w);
+}
+
+pool_slot directory_find(const directory *d, uint32_t ns, const uint8_t key[32])
+{
+    return find_hashed(d, ns, key, directory_hash(d, ns, key));
+}
+
+void directory_find_batch(const directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, pool_slot *ret)
+{
+    uint32_t hash[BATCH];
+
+    assert(n <= BATCH);
+    for (uint32_t i = 0; i < n; i++) {
+        hash[i] = directory_hash(d, ns, keys + (size_t)i * 32);
+        key_table_prefetch(&d->table, hash[i]);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t row = key_table_guess(&d->table, hash[i]);
+
+        if (row != KEY_TABLE_NONE)
+            __builtin_prefetch(pool_row_of(d->pool, row));
+    }
+    for (uint32_t i = 0; i < n; i++)
+        ret[i] = find_hashed(d, ns, keys + (size_t)i * 32, hash[i]);
+}
+
+static uint8_t key_state(const directory *d, pool_slot s)
+{
+    if (s == POOL_NONE)
+        return WIRE_KEY_ABSENT;
+    return pool_row_of(d->pool, s)->state == POOL_READY ? WIRE_KEY_READY : WIRE_KEY_WRITING;
+}
+
+uint32_t directory_lookup(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, uint8_t *states)
+{
+    pool_slot slot[BATCH];
+    uint32_t hits = 0;
+    bool leading = true;
+
+    for (uint32_t at = 0; at < n && (leading || states != NULL); at += BATCH) {
+        uint32_t m = n - at < BATCH ? n - at : BATCH;
+
+        directory_find_batch(d, ns, keys + (size_t)at * 32, m, slot);
+        for (uint32_t i = 0; i < m; i++) {
+            uint8_t state = key_state(d, slot[i]);
+
+            leading = leading && state == WIRE_KEY_READY;
+            hits += leading;
+            if (states != NULL)
+                states[at + i] = state;
+        }
+    }
+    d->stats.hits += hits;
+    d->stats.misses += n - hits;
+    return hits;
+}
+
+/* ---- use ---- */
+
+void directory_touch(directory *d, pool_slot s, uint64_t stamp)
+{
+    slot_info *i = info_of(d, s);
+
+    i->stamp = stamp;
+    extent_of(d, s)->last = stamp;
+    if ((i->flags & SLOT_PARKED) != 0)
+        d->ops->insert(d->evict, pool_layout_of(d->pool, s), s, stamp);
+    else
+        d->ops->touch(d->evict, pool_layout_of(d->pool, s), s, stamp);
+    i->flags &= (uint8_t)~SLOT_PARKED;
+}
+
+bool directory_is_closing(const directory *d, pool_slot s)
+{
+    bool closing;
+
+    (void)pool_extent_layout(d->pool, pool_extent_of(d->pool, s), NULL, NULL, &closing);
+    return closing;
+}
+
+bool directory_change_begin(const directory *d, pool_slot s)
+{
+    return info_is_busy(info_of(d, s));
+}
+
+void directory_change_end(directory *d, pool_slot s, bool was_busy)
+{
+    slot_info *i = info_of(d, s);
+    bool busy = info_is_busy(i);
+
+    if (busy == was_busy)
+        return;
+    if (busy) {
+        extent_of(d, s)->n_busy++;
+        d->stats.evictable--;
+        return;
+    }
+    extent_of(d, s)->n_busy--;
+    d->stats.evictable++;
+    if (directory_is_closing(d, s)) {
+        directory_take_away(d, s, WIRE_CAUSE_REBOUND);
+    } else if ((i->flags & SLOT_PARKED) != 0) {
+        i->flags &= (uint8_t)~SLOT_PARKED;
+        d->ops->insert(d->evict, pool_layout_of(d->pool, s), s, i->stamp);
+    }
+}
+
+/* ---- reading ---- */
+
+bool directory_hold_one(directory *d, pool_slot s)
+{
+    slot_info *i = info_of(d, s);
+    bool was = directory_change_begin(d, s);
+
+    if (i->holds == SLOT_COUNT_MAX)
+        return false;
+    d->stats.n_held += i->holds++ == 0;
+    directory_change_end(d, s, was);
+    return true;
+}
+
+void directory_hold(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, kvs_status *status, pool_slot *slot)
+{
+    for (uint32_t at = 0; at < n; at += BATCH)
+        directory_find_batch(d, ns, keys + (size_t)at * 32, n - at < BATCH ? n - at : BATCH, slot + at);
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t state = key_state(d, slot[i]);
+
+        if (state == WIRE_KEY_ABSENT)
+            status[i] = KVS_E_NOT_FOUND;
+        else if (state == WIRE_KEY_WRITING || !directory_hold_one(d, slot[i]))
+            status[i] = KVS_E_BUSY;
+        else
+            status[i] = KVS_OK;
+        if (status[i] != KVS_OK)
+            slot[i] = POOL_NONE;
+    }
+    for (uint32_t i = n; i-- > 0;)
+        if (status[i] == KVS_OK)
+            directory_touch(d, slot[i], ++d->stamp);
+}
+
+void directory_unhold(directory *d, pool_slot s)
+{
+    slot_info *i = info_of(d, s);
+    bool was = true;
+
+    assert(i->holds > 0);
+    i->holds--;
+    d->stats.n_held -= i->holds == 0;
+    if (pool_row_of(d->pool, s)->state == POOL_READY) {
+        directory_change_end(d, s, was);
+    } else if (i->holds == 0) { /* draining: this was the last reader */
+        extent_of(d, s)->n_busy--;
+        pool_release(d->pool, s);
+    }
+}

@@ -1,0 +1,144 @@
+#ifndef KVS_DAEMON_DIRECTORY_IMPL_H
+#define KVS_DAEMON_DIRECTORY_IMPL_H
+
+/* What the files of the directory share: directory.c (namespaces, finding, reading), directory_store.c
+ * (writing, making room), lease.c, residency.c (pins, drops, resets), directory_watch.c (numbers, listings,
+ * check).
+ *
+ * Knows the same as daemon/directory.h.  Nobody else includes it.  Loop thread only.
+ *
+ * A slot is *busy* while it may not be evicted: writing, draining, quarantined, or ready with a hold, a lease
+ * or a pin. Every ready slot that is not busy is in the policy's order.  A busy one is taken out of it when
+ * it is the next in line (SLOT_PARKED), so that no search passes it twice, and goes back when it is no longer
+ * busy. */
+
+#include "daemon/directory.h"
+
+#include <string.h>
+
+#include "daemon/key_table.h"
+#include "daemon/sparse.h"
+
+enum {
+    LEASE_MAX = 65536,      /* leases of everybody */
+    SLOT_COUNT_MAX = 65535, /* holds, and leases, of one slot */
+    CHAIN_MAX = 65536,      /* ancestors that one STORE renews: a million tokens at 16 a block */
+    EMPTY_AT_ONCE = 4096,   /* an extent with no more blocks than this is emptied within the request */
+    EMPTY_STEP = 4096,      /* rows of a larger one that a step visits */
+    BATCH = 32,             /* keys whose memory is fetched ahead together */
+};
+
+enum slot_flags {
+    SLOT_PINNED = 1,
+    SLOT_DOOMED = 2, /* writing; its key is gone, commit frees it */
+    SLOT_PARKED = 4, /* not in the policy's order */
+};
+
+typedef struct slot_info {
+    uint64_t stamp; /* last use */
+    uint16_t holds, leases;
+    uint8_t flags;
+    uint8_t reserved[3];
+} slot_info;
+_Static_assert(sizeof(slot_info) == 16, "part of the bytes a slot");
+
+typedef struct extent_info {
+    uint64_t last; /* last use of any block that is or was in it since it was bound */
+    uint32_t n_busy, n_ready;
+} extent_info;
+
+typedef struct ns_entry {
+    directory_ns pub;
+    uint8_t *canon;
+    size_t canon_len;
+    kvs_plane *planes;
+    uint64_t n_pinned, n_leased; /* slots */
+} ns_entry;
+
+typedef struct lease {
+    uint8_t id[16];
+    uint64_t owner, created_us, ends_us, bytes;
+    uint32_t tenant, n_ns, n_leased, loads_left;
+    uint32_t heap_at;     /* place in directory.leases */
+    struct lease *next;   /* same bucket */
+    struct lease *ending; /* scratch: to be ended together */
+    uint32_t *ns;         /* [n_ns], behind the slots */
+    pool_slot slots[];    /* [n_ns][n_leased] */
+} lease;
+
+typedef struct lease_set {
+    lease **heap; /* by ends_us, earliest first */
+    uint32_t n, cap;
+    lease **buckets; /* by id */
+    uint32_t n_buckets;
+    uint64_t memory;
+} lease_set;
+
+struct directory {
+    pool *pool;
+    const evict_ops *ops;
+    evict *evict;
+    uint64_t hash_seed;
+    void (*on_event)(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32]);
+    void *ud;
+    key_table table;
+    sparse infos;         /* slot_info, by slot */
+    extent_info *extents; /* [pool_n_extents] */
+    ns_entry **ns;        /* [n_ns] */
+    uint32_t n_ns, cap_ns;
+    lease_set leases;
+    uint64_t stamp;    /* of the latest use */
+    uint32_t emptying; /* extent that directory_step empties, or POOL_NONE */
+    uint32_t empty_at; /* next row of it */
+    pool_slot *chain;  /* [CHAIN_MAX], scratch of one admit */
+    uint64_t ns_memory;
+    /* n_ready .. evictable and the event counters are kept here; the rest is filled in by directory_get_stats
+     */
+    directory_stats stats;
+};
+
+static inline slot_info *info_of(const directory *d, pool_slot s)
+{
+    return sparse_at(&d->infos, s);
+}
+
+static inline extent_info *extent_of(const directory *d, pool_slot s)
+{
+    return &d->extents[pool_extent_of(d->pool, s)];
+}
+
+static inline bool info_is_busy(const slot_info *i)
+{
+    return i->holds != 0 || i->leases != 0 || (i->flags & SLOT_PINNED) != 0;
+}
+
+/* directory.c */
+uint32_t directory_hash(const directory *d, uint32_t ns, const uint8_t key[32]);
+pool_slot directory_find(const directory *d, uint32_t ns, const uint8_t key[32]); /* ready or writing; POOL_NONE */
+/* The same for up to BATCH keys, fetching ahead. */
+void directory_find_batch(const directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, pool_slot *ret);
+void directory_touch(directory *d, pool_slot s, uint64_t stamp); /* stamp: larger than any before */
+/* Between these two the holds, leases and pin of a ready slot may change; the end evicts a slot whose extent
+ * waits for it, so it may be gone afterwards. */
+bool directory_change_begin(const directory *d, pool_slot s);
+void directory_change_end(directory *d, pool_slot s, bool was_busy);
+bool directory_hold_one(directory *d, pool_slot s); /* ready; false: as many holds as can be counted */
+bool directory_is_closing(const directory *d, pool_slot s);
+
+/* directory_store.c */
+/* Ready -> absent.  A slot with holds drains first; leases and the pin must be gone. */
+void directory_take_away(directory *d, pool_slot s, uint32_t cause);
+void directory_doom(directory *d, pool_slot s); /* writing: its key goes now */
+void directory_empty_rows(directory *d, uint32_t extent, uint32_t from, uint32_t to);
+
+/* lease.c */
+void directory_leases_fini(directory *d);
+uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns); /* both WIRE_NONE32: all; how many */
+
+static inline void directory_emit(const directory *d, uint32_t type, uint32_t cause, const pool_row *r)
+{
+    if (d->on_event != NULL)
+        d->on_event(d->ud, type, cause, r->ns, r->depth, r->key);
+}
+
+#endif

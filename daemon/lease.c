@@ -1,0 +1,476 @@
+#include "daemon/directory_impl.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <sys/random.h>
+
+enum { FIRST_BUCKETS = 64 };
+
+/* ---- the set: a heap by end, so that one long lease hides no shorter one, and a hash by id ---- */
+
+static void heap_put(lease_set *s, uint32_t at, lease *l)
+{
+    s->heap[at] = l;
+    l->heap_at = at;
+}
+
+static void heap_sift(lease_set *s, uint32_t at)
+{
+    lease *l = s->heap[at];
+
+    while (at > 0 && l->ends_us < s->heap[(at - 1) / 2]->ends_us) {
+        heap_put(s, at, s->heap[(at - 1) / 2]);
+        at = (at - 1) / 2;
+    }
+    for (;;) {
+        uint32_t child = 2 * at + 1;
+
+        if (child + 1 < s->n && s->heap[child + 1]->ends_us < s->heap[child]->ends_us)
+            child++;
+        if (child >= s->n || s->heap[child]->ends_us >= l->ends_us)
+            break;
+        heap_put(s, at, s->heap[child]);
+        at = child;
+    }
+    heap_put(s, at, l);
+}
+
+/* Ids are random: any of their bytes are a hash. */
+static lease **bucket_of(const lease_set *s, const uint8_t id[16])
+{
+    uint32_t h;
+
+    memcpy(&h, id, sizeof h);
+    return &s->buckets[h & (s->n_buckets - 1)];
+}
+
+static lease *set_find(const lease_set *s, const uint8_t id[16])
+{
+    if (s->n == 0)
+        return NULL;
+    for (lease *l = *bucket_of(s, id); l != NULL; l = l->next)
+        if (memcmp(l->id, id, 16) == 0)
+            return l;
+    return NULL;
+}
+
+static uint64_t lease_memory(const lease *l)
+{
+    return sizeof *l + (uint64_t)l->n_ns * l->n_leased * sizeof l->slots[0] + l->n_ns * sizeof l->ns[0];
+}
+
+/* Room for one more in both. */
+static kvs_status set_reserve(lease_set *s)
+{
+    uint32_t cap = s->cap == 0 ? FIRST_BUCKETS : s->cap * 2;
+    lease **heap, **buckets;
+
+    if (s->n < s->cap)
+        return KVS_OK;
+    heap = realloc(s->heap, cap * sizeof *heap);
+    if (heap == NULL)
+        return KVS_E_NO_MEMORY;
+    s->heap = heap;
+    buckets = calloc(cap, sizeof *buckets);
+    if (buckets == NULL)
+        return KVS_E_NO_MEMORY; /* the heap is larger than it says: harmless */
+    free(s->buckets);
+    s->buckets = buckets;
+    s->n_buckets = s->cap = cap;
+    for (uint32_t i = 0; i < s->n; i++) {
+        lease **b = bucket_of(s, s->heap[i]->id);
+
+        s->heap[i]->next = *b;
+        *b = s->heap[i];
+    }
+    return KVS_OK;
+}
+
+static void set_add(lease_set *s, lease *l)
+{
+    lease **b = bucket_of(s, l->id);
+
+    l->next = *b;
+    *b = l;
+    heap_put(s, s->n++, l);
+    heap_sift(s, s->n - 1);
+    s->memory += lease_memory(l);
+}
+
+static void set_remove(lease_set *s, lease *l)
+{
+    lease **b = bucket_of(s, l->id);
+    uint32_t at = l->heap_at;
+
+    while (*b != l)
+        b = &(*b)->next;
+    *b = l->next;
+    s->n--;
+    if (at != s->n) {
+        heap_put(s, at, s->heap[s->n]);
+        heap_sift(s, at);
+    }
+    s->memory -= lease_memory(l);
+}
+
+/* ---- leasing slots ---- */
+
+static bool lease_slot(directory *d, pool_slot s)
+{
+    slot_info *i = info_of(d, s);
+    bool was = directory_change_begin(d, s);
+
+    if (i->leases == SLOT_COUNT_MAX)
+        return false;
+    if (i->leases++ == 0) {
+        ns_entry *n = d->ns[pool_row_of(d->pool, s)->ns];
+
+        n->n_leased++;
+        d->stats.n_leased++;
+        d->stats.leased_bytes += n->pub.slot_bytes;
+    }
+    directory_change_end(d, s, was);
+    return true;
+}
+
+static void unlease_slot(directory *d, pool_slot s)
+{
+    slot_info *i = info_of(d, s);
+    bool was = directory_change_begin(d, s);
+
+    assert(i->leases > 0);
+    if (--i->leases == 0) {
+        ns_entry *n = d->ns[pool_row_of(d->pool, s)->ns];
+
+        n->n_leased--;
+        d->stats.n_leased--;
+        d->stats.leased_bytes -= n->pub.slot_bytes;
+    }
+    directory_change_end(d, s, was);
+}
+
+/* Shallow blocks first: the deepest is put back last, at the cold end. */
+static void lease_end(directory *d, lease *l)
+{
+    set_remove(&d->leases, l);
+    for (uint64_t i = 0; i < (uint64_t)l->n_ns * l->n_leased; i++)
+        unlease_slot(d, l->slots[i]);
+    free(l);
+}
+
+void directory_leases_fini(directory *d)
+{
+    for (uint32_t i = 0; i < d->leases.n; i++)
+        free(d->leases.heap[i]);
+    free(d->leases.heap);
+    free(d->leases.buckets);
+    d->leases = (lease_set){0};
+}
+
+/* ---- reserve ---- */
+
+/* Leading keys that can be leased: ready, and in no extent that is being given away. */
+static uint32_t leading(const directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, pool_slot *slot)
+{
+    for (uint32_t at = 0; at < n; at += BATCH) {
+        uint32_t m = n - at < BATCH ? n - at : BATCH;
+
+        directory_find_batch(d, ns, keys + (size_t)at * 32, m, slot + at);
+        for (uint32_t i = at; i < at + m; i++)
+            if (slot[i] == POOL_NONE || pool_row_of(d->pool, slot[i])->state != POOL_READY ||
+                directory_is_closing(d, slot[i]))
+                return i;
+    }
+    return n;
+}
+
+static kvs_status check_namespaces(const directory *d, uint32_t tenant, const uint32_t *ns, uint32_t n_ns, kvs_err *err)
+{
+    if (n_ns == 0)
+        return kvs_fail(err, KVS_E_INVALID, "n_ns: a lease needs at least one namespace");
+    for (uint32_t i = 0; i < n_ns; i++)
+        if (ns[i] >= d->n_ns || d->ns[ns[i]]->pub.tenant != tenant)
+            return kvs_fail(err, KVS_E_NOT_FOUND, "ns: there is no namespace %lu", (unsigned long)ns[i]);
+    if (d->leases.n == LEASE_MAX)
+        return kvs_fail(err, KVS_E_LIMIT, "leases: %lu are held, at most %d may be", (unsigned long)d->leases.n,
+                        LEASE_MAX);
+    return KVS_OK;
+}
+
+/* The slots of every namespace, packed to the minimum that all of them have. */
+static uint32_t collect(const directory *d, const uint32_t *ns, uint32_t n_ns, const uint8_t *keys, uint32_t n_keys,
+                        pool_slot *slot)
+{
+    uint32_t least = n_keys;
+
+    for (uint32_t i = 0; i < n_ns; i++) {
+        uint32_t n = leading(d, ns[i], keys, least, slot + (size_t)i * n_keys);
+
+        least = n < least ? n : least;
+    }
+    for (uint32_t i = 1; i < n_ns; i++)
+        memmove(slot + (size_t)i * least, slot + (size_t)i * n_keys, least * sizeof *slot);
+    return least;
+}
+
+/* Bytes that the lease adds to what its tenant already holds. */
+static uint64_t added_bytes(const directory *d, const lease *l)
+{
+    uint64_t sum = 0;
+
+    for (uint64_t i = 0; i < (uint64_t)l->n_ns * l->n_leased; i++)
+        if (info_of(d, l->slots[i])->leases == 0)
+            sum += d->ns[pool_row_of(d->pool, l->slots[i])->ns]->pub.slot_bytes;
+    return sum;
+}
+
+static kvs_status lease_all(directory *d, const lease *l, kvs_err *err)
+{
+    for (uint64_t i = 0; i < (uint64_t)l->n_ns * l->n_leased; i++) {
+        if (lease_slot(d, l->slots[i]))
+            continue;
+        while (i-- > 0)
+            unlease_slot(d, l->slots[i]);
+        return kvs_fail(err, KVS_E_BUSY, "leases: a block already has %d", SLOT_COUNT_MAX);
+    }
+    return KVS_OK;
+}
+
+/* Not all zeros (which says "no lease"), and not one that is in use. */
+static kvs_status make_id(const lease_set *s, uint8_t id[16], kvs_err *err)
+{
+    static const uint8_t zeros[16];
+
+    do {
+        if (getrandom(id, 16, 0) != 16)
+            return kvs_fail(err, KVS_E_SYS, "lease: getrandom failed");
+    } while (memcmp(id, zeros, 16) == 0 || set_find(s, id) != NULL);
+    return KVS_OK;
+}
+
+static kvs_status check_cap(const directory *d, const lease *l, uint64_t max_bytes, kvs_err *err)
+{
+    uint64_t held = directory_tenant_leased(d, l->tenant), more = added_bytes(d, l);
+
+    if (held > max_bytes || more > max_bytes - held)
+        return kvs_fail(err, KVS_E_LIMIT, "leases: %llu bytes wanted, the tenant holds %llu of %llu",
+                        (unsigned long long)more, (unsigned long long)held, (unsigned long long)max_bytes);
+    return KVS_OK;
+}
+
+static lease *lease_create(directory *d, const uint32_t *ns, uint32_t n_ns, const uint8_t *keys, uint32_t n_keys)
+{
+    uint64_t n_slots = (uint64_t)n_ns * n_keys;
+    lease *l, *fit;
+
+    if (n_slots > (UINT64_C(1) << 32) || set_reserve(&d->leases) != KVS_OK)
+        return NULL;
+    l = malloc(sizeof *l + n_slots * sizeof l->slots[0] + n_ns * sizeof l->ns[0]);
+    if (l == NULL)
+        return NULL;
+    *l = (lease){.n_ns = n_ns};
+    l->n_leased = collect(d, ns, n_ns, keys, n_keys, l->slots);
+    fit = realloc(l, lease_memory(l));
+    l = fit != NULL ? fit : l;
+    l->ns = l->slots + (uint64_t)n_ns * l->n_leased;
+    memcpy(l->ns, ns, n_ns * sizeof *ns);
+    for (uint32_t i = 0; i < n_ns; i++)
+        l->bytes += d->ns[ns[i]]->pub.slot_bytes * l->n_leased;
+    return l;
+}
+
+kvs_status directory_reserve(directory *d, uint32_t tenant, uint64_t owner, const uint32_t *ns, uint32_t n_ns,
+                             const uint8_t *keys, uint32_t n_keys, uint32_t max_loads, uint32_t ttl_ms, uint64_t now_us,
+                             uint64_t max_bytes, directory_lease *ret, kvs_err *err)
+{
+    kvs_status s = check_namespaces(d, tenant, ns, n_ns, err);
+    lease *l;
+
+    if (s != KVS_OK)
+        return s;
+    l = lease_create(d, ns, n_ns, keys, n_keys);
+    if (l == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "lease: no memory for %lu keys in %lu namespaces", (unsigned long)n_keys,
+                        (unsigned long)n_ns);
+    l->tenant = tenant;
+    l->owner = owner;
+    l->loads_left = max_loads;
+    l->created_us = now_us;
+    l->ends_us = now_us + ttl_ms * UINT64_C(1000);
+    if (l->n_leased == 0) {
+        *ret = (directory_lease){.ttl_ms = ttl_ms};
+        free(l);
+        return KVS_OK;
+    }
+    if ((s = check_cap(d, l, max_bytes, err)) != KVS_OK || (s = make_id(&d->leases, l->id, err)) != KVS_OK ||
+        (s = lease_all(d, l, err)) != KVS_OK) {
+        free(l);
+        return s;
+    }
+    set_add(&d->leases, l);
+    *ret = (directory_lease){.n_leased = l->n_leased, .ttl_ms = ttl_ms, .bytes = l->bytes};
+    memcpy(ret->id, l->id, 16);
+    return KVS_OK;
+}
+
+/* ---- use ---- */
+
+static lease *lease_of_tenant(const directory *d, uint32_t tenant, const uint8_t id[16])
+{
+    lease *l = set_find(&d->leases, id);
+
+    return l != NULL && l->tenant == tenant ? l : NULL;
+}
+
+static kvs_status no_lease(kvs_err *err)
+{
+    return kvs_fail(err, KVS_E_NOT_FOUND,
+                    "lease: there is none with this id; it was released, has run out or was reset");
+}
+
+static kvs_status hold_range(directory *d, const pool_slot *from, uint32_t n, pool_slot *slot, kvs_err *err)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (directory_hold_one(d, from[i])) {
+            slot[i] = from[i];
+            continue;
+        }
+        while (i-- > 0)
+            directory_unhold(d, from[i]);
+        return kvs_fail(err, KVS_E_BUSY, "holds: a block already has %d", SLOT_COUNT_MAX);
+    }
+    for (uint32_t i = n; i-- > 0;)
+        directory_touch(d, slot[i], ++d->stamp);
+    return KVS_OK;
+}
+
+kvs_status directory_lease_hold(directory *d, uint32_t tenant, const uint8_t id[16], uint32_t ns, uint32_t first,
+                                uint32_t n, pool_slot *slot, kvs_err *err)
+{
+    lease *l = lease_of_tenant(d, tenant, id);
+    uint32_t at = 0;
+    kvs_status s;
+
+    if (l == NULL)
+        return no_lease(err);
+    while (at < l->n_ns && l->ns[at] != ns)
+        at++;
+    if (at == l->n_ns)
+        return kvs_fail(err, KVS_E_NOT_FOUND, "lease: it holds nothing of namespace %lu", (unsigned long)ns);
+    if (first > l->n_leased || n > l->n_leased - first)
+        return kvs_fail(err, KVS_E_RANGE, "lease: blocks %lu + %lu wanted, it holds %lu", (unsigned long)first,
+                        (unsigned long)n, (unsigned long)l->n_leased);
+    if (l->loads_left == 0)
+        return kvs_fail(err, KVS_E_STATE, "lease: its loads are used up");
+    s = hold_range(d, l->slots + (size_t)at * l->n_leased + first, n, slot, err);
+    if (s == KVS_OK)
+        l->loads_left--;
+    return s;
+}
+
+kvs_status directory_release(directory *d, uint32_t tenant, const uint8_t id[16], kvs_err *err)
+{
+    lease *l = lease_of_tenant(d, tenant, id);
+
+    if (l == NULL)
+        return no_lease(err);
+    lease_end(d, l);
+    return KVS_OK;
+}
+
+/* ---- the end ---- */
+
+typedef bool (*lease_filter)(const lease *l, const void *ud);
+
+static uint64_t end_where(directory *d, lease_filter f, const void *ud)
+{
+    lease *ending = NULL;
+    uint64_t n = 0;
+
+    /* First all, then end them: each end moves others about in the heap. */
+    for (uint32_t i = 0; i < d->leases.n; i++)
+        if (f(d->leases.heap[i], ud)) {
+            d->leases.heap[i]->ending = ending;
+            ending = d->leases.heap[i];
+        }
+    for (; ending != NULL; n++) {
+        lease *l = ending;
+
+        ending = l->ending;
+        lease_end(d, l);
+    }
+    return n;
+}
+
+static bool is_owned(const lease *l, const void *ud)
+{
+    return l->owner == *(const uint64_t *)ud;
+}
+
+void directory_owner_gone(directory *d, uint64_t owner)
+{
+    (void)end_where(d, is_owned, &owner);
+}
+
+uint64_t directory_expire(directory *d, uint64_t now_us)
+{
+    while (d->leases.n > 0 && d->leases.heap[0]->ends_us <= now_us)
+        lease_end(d, d->leases.heap[0]);
+    return d->leases.n > 0 ? d->leases.heap[0]->ends_us : UINT64_MAX;
+}
+
+typedef struct scope {
+    uint32_t tenant, ns;
+} scope;
+
+static bool is_in_scope(const lease *l, const void *ud)
+{
+    const scope *sc = ud;
+
+    if (sc->tenant != WIRE_NONE32 && l->tenant != sc->tenant)
+        return false;
+    for (uint32_t i = 0; i < l->n_ns; i++)
+        if (sc->ns == WIRE_NONE32 || l->ns[i] == sc->ns)
+            return true;
+    return false;
+}
+
+uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns)
+{
+    scope sc = {.tenant = tenant, .ns = ns};
+
+    return end_where(d, is_in_scope, &sc);
+}
+
+/* ---- watching ---- */
+
+uint64_t directory_tenant_leased(const directory *d, uint32_t tenant)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < d->n_ns; i++)
+        if (d->ns[i]->pub.tenant == tenant)
+            sum += d->ns[i]->n_leased * d->ns[i]->pub.slot_bytes;
+    return sum;
+}
+
+void directory_each_lease(const directory *d, uint64_t now_us, void (*f)(void *ud, const directory_lease_info *l),
+                          void *ud)
+{
+    for (uint32_t i = 0; i < d->leases.n; i++) {
+        const lease *l = d->leases.heap[i];
+        directory_lease_info info = {
+            .owner = l->owner,
+            .bytes = l->bytes,
+            .age_us = now_us > l->created_us ? now_us - l->created_us : 0,
+            .left_us = l->ends_us > now_us ? l->ends_us - now_us : 0,
+            .tenant = l->tenant,
+            .n_leased = l->n_leased,
+            .n_ns = l->n_ns,
+            .loads_left = l->loads_left,
+        };
+
+        memcpy(info.id, l->id, 16);
+        f(ud, &info);
+    }
+}

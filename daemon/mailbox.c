@@ -1,0 +1,89 @@
+#include "daemon/mailbox.h"
+
+#include <stdlib.h>
+
+struct mailbox {
+    uv_async_t wake;
+    uv_mutex_t lock;
+    work *head, **tail; /* posted; under the lock */
+    work *ready;        /* taken by the loop, not yet run */
+};
+
+static void post(void *ud, work *w)
+{
+    mailbox *m = ud;
+
+    w->next = NULL;
+    uv_mutex_lock(&m->lock);
+    *m->tail = w;
+    m->tail = &w->next;
+    uv_mutex_unlock(&m->lock);
+    (void)uv_async_send(&m->wake); /* fails only for a handle that is no async */
+}
+
+static void on_wake(uv_async_t *h)
+{
+    mailbox_drain(h->data);
+}
+
+kvs_status mailbox_create(mailbox **ret, uv_loop_t *loop, kvs_err *err)
+{
+    mailbox *m = calloc(1, sizeof *m);
+    int rc;
+
+    if (m == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "mailbox: out of memory");
+    m->tail = &m->head;
+    rc = uv_mutex_init(&m->lock);
+    if (rc != 0) {
+        free(m);
+        return kvs_fail(err, KVS_E_SYS, "mailbox: mutex: %s", uv_strerror(rc));
+    }
+    rc = uv_async_init(loop, &m->wake, on_wake);
+    if (rc != 0) {
+        uv_mutex_destroy(&m->lock);
+        free(m);
+        return kvs_fail(err, KVS_E_SYS, "mailbox: wake-up: %s", uv_strerror(rc));
+    }
+    m->wake.data = m;
+    *ret = m;
+    return KVS_OK;
+}
+
+work_sink mailbox_sink(mailbox *m)
+{
+    return (work_sink){post, m};
+}
+
+void mailbox_drain(mailbox *m)
+{
+    work *w;
+
+    if (m->ready == NULL) { /* else: called from an on_done; go on with what is already taken, in order */
+        uv_mutex_lock(&m->lock);
+        m->ready = m->head;
+        m->head = NULL;
+        m->tail = &m->head;
+        uv_mutex_unlock(&m->lock);
+    }
+    while ((w = m->ready) != NULL) {
+        m->ready = w->next; /* before the call: the work may be freed or posted again by it */
+        w->on_done(w);
+    }
+}
+
+static void on_closed(uv_handle_t *h)
+{
+    mailbox *m = h->data;
+
+    uv_mutex_destroy(&m->lock);
+    free(m);
+}
+
+void mailbox_close(mailbox *m)
+{
+    if (m == NULL)
+        return;
+    mailbox_drain(m);
+    uv_close((uv_handle_t *)&m->wake, on_closed);
+}

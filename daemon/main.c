@@ -1,0 +1,480 @@
+/* kvstrided: puts the parts together, obeys signals, and takes the parts apart.
+ *
+ *   STARTING --first memory usable--> SERVING --TERM, INT, device lost--> DRAINING --idle, or its time is
+ * up--> CLOSING (clients are taken down) --nothing of them is left--> STOPPED
+ *
+ * A second TERM ends DRAINING at once, a third one CLOSING. */
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <uv.h>
+
+#include "daemon/conn.h"
+#include "daemon/log.h"
+#include "daemon/mailbox.h"
+#include "daemon/notify.h"
+#include "daemon/options.h"
+#include "daemon/request.h"
+#include "daemon/server.h"
+#include "kernels/device.h"
+
+enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024 };
+
+enum app_state { STARTING, SERVING, DRAINING, CLOSING, STOPPED };
+
+typedef struct app {
+    options options;
+    config config; /* live: core and server read it through a pointer, a reload changes it */
+    enum app_state state;
+    int exit_code;
+    bool torn; /* ended before everything was taken down: nothing may be freed any more */
+    uv_loop_t loop;
+    uv_signal_t signals[3];
+    uv_timer_t limit;        /* of DRAINING and CLOSING */
+    uv_timer_t notify_again; /* while the service manager does not read */
+    notify notify;
+    bool has_signals;
+    device *device;
+    mailbox *mailbox;
+    server *server;
+    core *core;
+} app;
+
+static void log_failure(const char *event, const kvs_err *err)
+{
+    char text[2 * KVS_ERR_MSG_BYTES];
+
+    log_event(LOG_LEVEL_ERROR, event, " status=%s msg=%s", kvs_status_name(err->status),
+              log_quote(text, sizeof text, err->msg, strlen(err->msg)));
+}
+
+static enum log_level level_of(const char *word)
+{
+    switch (word[0]) {
+    case 'e':
+        return LOG_LEVEL_ERROR;
+    case 'w':
+        return LOG_LEVEL_WARN;
+    case 'd':
+        return LOG_LEVEL_DEBUG;
+    default:
+        return LOG_LEVEL_INFO;
+    }
+}
+
+static void on_notify_again(uv_timer_t *t)
+{
+    app *a = t->data;
+
+    if (!notify_retry(&a->notify))
+        (void)uv_timer_stop(t);
+}
+
+static void retry_notify(app *a)
+{
+    if (notify_retry(&a->notify))
+        (void)uv_timer_start(&a->notify_again, on_notify_again, NOTIFY_RETRY_MS, NOTIFY_RETRY_MS);
+}
+
+/* Would another start with the same configuration end the same way? */
+static int exit_code_of(kvs_status s)
+{
+    switch (s) {
+    case KVS_E_BUSY:
+        return EXIT_CODE_BUSY;
+    case KVS_E_CONFIG:
+    case KVS_E_LIMIT:
+    case KVS_E_INVALID:
+    case KVS_E_EXISTS:
+    case KVS_E_UNSUPPORTED:
+        return EXIT_CODE_CONFIG;
+    case KVS_E_DEVICE_LOST:
+        return EXIT_CODE_DEVICE;
+    default:
+        return EXIT_CODE_SYSTEM;
+    }
+}
+
+/* ---- states ---- */
+static void begin_close(app *a)
+{
+    a->state = CLOSING;
+    server_close_clients(a->server);
+    (void)uv_timer_stop(&a->limit);
+}
+
+static void stop_torn(app *a)
+{
+    log_event(LOG_LEVEL_ERROR, "stop_forced", " exit=%d", EXIT_CODE_DEVICE);
+    a->exit_code = EXIT_CODE_DEVICE;
+    a->torn = true;
+    a->state = STOPPED;
+    uv_stop(&a->loop);
+}
+
+static void on_limit(uv_timer_t *t)
+{
+    app *a = t->data;
+
+    if (a->state == DRAINING) {
+        log_event(LOG_LEVEL_WARN, "drain_timeout", " timeout_ms=%lld", (long long)a->config.drain_timeout_ms);
+        begin_close(a);
+        (void)uv_timer_start(&a->limit, on_limit, CLOSE_LIMIT_MS, 0);
+    } else if (a->state == CLOSING) {
+        stop_torn(a); /* a copy that the hardware does not end */
+    }
+}
+
+static void begin_drain(app *a, const char *why)
+{
+    log_event(LOG_LEVEL_INFO, "draining", " reason=%s timeout_ms=%lld", why, (long long)a->config.drain_timeout_ms);
+    a->state = DRAINING;
+    notify_stopping(&a->notify, "stopping: copies in flight are finishing");
+    retry_notify(a);
+    server_stop_listening(a->server);
+    core_drain(a->core);
+    (void)uv_timer_start(&a->limit, on_limit, (uint64_t)a->config.drain_timeout_ms, 0);
+}
+
+static void become_ready(app *a)
+{
+    a->state = SERVING;
+    notify_ready(&a->notify, "serving");
+    retry_notify(a);
+    log_event(LOG_LEVEL_INFO, "ready", " socket=%s admin=%s", a->config.socket_path, a->config.admin_path);
+}
+
+/* Once each turn of the loop: has something happened that changes the state? */
+static void on_turn(void *ud)
+{
+    app *a = ud;
+    kvs_err err;
+
+    if (a->exit_code == EXIT_CODE_OK && core_lost(a->core) != KVS_OK) {
+        a->exit_code = EXIT_CODE_DEVICE; /* the core has logged it */
+        if (a->state < DRAINING)
+            begin_drain(a, "device_lost");
+    }
+    if (a->state == STARTING && a->exit_code == EXIT_CODE_OK && core_start_failure(a->core, &err) != KVS_OK) {
+        log_failure("start_failed", &err);
+        a->exit_code = exit_code_of(err.status);
+        begin_drain(a, "start_failed");
+    }
+    if (a->state == STARTING && core_is_ready(a->core))
+        become_ready(a);
+    if (a->state == DRAINING && core_is_idle(a->core) && server_is_flushed(a->server)) {
+        begin_close(a);
+        (void)uv_timer_start(&a->limit, on_limit, CLOSE_LIMIT_MS, 0);
+    }
+    if (a->state == CLOSING && server_is_empty(a->server)) {
+        a->state = STOPPED;
+        uv_stop(&a->loop);
+    }
+}
+
+/* ---- signals ---- */
+static void on_stop_signal(uv_signal_t *h, int signum)
+{
+    app *a = h->data;
+    const char *name = signum == SIGTERM ? "SIGTERM" : "SIGINT";
+
+    if (a->state < DRAINING) {
+        begin_drain(a, name);
+    } else if (a->state == DRAINING) {
+        log_event(LOG_LEVEL_WARN, "drain_cut_short", " reason=%s", name);
+        begin_close(a);
+        (void)uv_timer_start(&a->limit, on_limit, CLOSE_LIMIT_MS, 0);
+    } else if (a->state == CLOSING) {
+        stop_torn(a);
+    }
+}
+
+static void reload(app *a)
+{
+    char changed[KEY_LIST_BYTES], kept[KEY_LIST_BYTES];
+    config *fresh = malloc(sizeof *fresh);
+    kvs_err err = {KVS_E_NO_MEMORY, "out of memory"};
+
+    if (fresh == NULL || options_config(&a->options, fresh, &err) != KVS_OK ||
+        options_reload(&a->config, fresh, changed, kept, KEY_LIST_BYTES, &err) != KVS_OK) {
+        log_failure("reload_refused", &err);
+    } else {
+        log_set_level(level_of(a->config.log_level));
+        log_event(LOG_LEVEL_INFO, "reloaded", " file=%s changed=%s needs_restart=%s", a->options.config_path,
+                  changed[0] != '\0' ? changed : "-", kept[0] != '\0' ? kept : "-");
+    }
+    free(fresh);
+}
+
+static void on_reload_signal(uv_signal_t *h, int signum)
+{
+    app *a = h->data;
+
+    (void)signum;
+    if (a->state >= DRAINING || a->options.config_path == NULL) {
+        log_event(LOG_LEVEL_INFO, "reload_ignored", " reason=%s", a->state >= DRAINING ? "stopping" : "no_config_file");
+        return;
+    }
+    if (a->state == SERVING)
+        notify_reloading(&a->notify);
+    reload(a);
+    if (a->state == SERVING) /* else it comes with the first memory */
+        notify_ready(&a->notify, "serving");
+    retry_notify(a);
+}
+
+/* From exec on, a hang-up or a stop waits for the loop and kills nobody; threads made later leave both to it.
+ */
+static void hold_signals(int how)
+{
+    sigset_t set;
+
+    (void)sigemptyset(&set);
+    (void)sigaddset(&set, SIGHUP);
+    (void)sigaddset(&set, SIGTERM);
+    (void)sigaddset(&set, SIGINT);
+    (void)pthread_sigmask(how, &set, NULL);
+}
+
+static void start_signals(app *a)
+{
+    static const int NUMBERS[] = {SIGTERM, SIGINT, SIGHUP};
+
+    for (size_t i = 0; i < sizeof NUMBERS / sizeof NUMBERS[0]; i++) {
+        (void)uv_signal_init(&a->loop, &a->signals[i]);
+        a->signals[i].data = a;
+        (void)uv_signal_start(&a->signals[i], NUMBERS[i] == SIGHUP ? on_reload_signal : on_stop_signal, NUMBERS[i]);
+    }
+    (void)uv_timer_init(&a->loop, &a->limit);
+    (void)uv_timer_init(&a->loop, &a->notify_again);
+    a->limit.data = a->notify_again.data = a;
+    a->has_signals = true;
+    hold_signals(SIG_UNBLOCK);
+}
+
+/* ---- the process ---- */
+/* A descriptor 0, 1 or 2 that is not there would become a socket, and log lines would go to a client. */
+static void fill_standard_fds(void)
+{
+    int fd;
+
+    do
+        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        (void)close(fd);
+}
+
+static void raise_fd_limit(void)
+{
+    struct rlimit lim;
+
+    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur >= lim.rlim_max)
+        return;
+    lim.rlim_cur = lim.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &lim);
+}
+
+/* The journal says in the environment which stream is its own. */
+static bool logs_to_journal(void)
+{
+    const char *stream = getenv("JOURNAL_STREAM");
+    unsigned long long dev, ino;
+    struct stat st;
+
+    return stream != NULL && sscanf(stream, "%llu:%llu", &dev, &ino) == 2 && fstat(STDERR_FILENO, &st) == 0 &&
+           st.st_dev == dev && st.st_ino == ino;
+}
+
+/* ---- start ---- */
+static kvs_status open_device(const config *c, device **ret, kvs_err *err)
+{
+    if (strcmp(c->device_kind, "cuda") == 0)
+        return kvs_fail(err, KVS_E_UNSUPPORTED, "device.kind: \"cuda\" is not in this build; \"cpu\" and \"auto\" are");
+    return device_cpu_open(ret, err);
+}
+
+static kvs_status open_server(app *a, kvs_err *err)
+{
+    server_config c = {.loop = &a->loop, .config = &a->config, .on_turn = on_turn, .ud = a};
+    unsigned strangers;
+
+    notify_sockets(&c.client_fd, &c.admin_fd, &strangers);
+    if (strangers > 0)
+        log_event(LOG_LEVEL_WARN, "descriptors_closed", " n=%u msg=\"passed under other names than client, admin\"",
+                  strangers);
+    return server_create(&a->server, &c, err);
+}
+
+/* Sockets first: with another daemon there, this one ends before it has taken any memory. */
+static kvs_status start(app *a, kvs_err *err)
+{
+    kvs_status s = open_server(a, err);
+
+    if (s == KVS_OK)
+        s = open_device(&a->config, &a->device, err);
+    if (s == KVS_OK)
+        s = mailbox_create(&a->mailbox, &a->loop, err);
+    if (s == KVS_OK)
+        s = core_create(&a->core, &a->config, a->device, mailbox_sink(a->mailbox), conn_now_us(), err);
+    if (s == KVS_OK)
+        s = server_start(a->server, a->core, a->mailbox, err);
+    if (s == KVS_OK)
+        start_signals(a);
+    return s;
+}
+
+/* ---- end ---- */
+static void close_handles(app *a)
+{
+    int rc;
+
+    if (a->has_signals) {
+        for (size_t i = 0; i < sizeof a->signals / sizeof a->signals[0]; i++)
+            uv_close((uv_handle_t *)&a->signals[i], NULL);
+        uv_close((uv_handle_t *)&a->limit, NULL);
+        uv_close((uv_handle_t *)&a->notify_again, NULL);
+    }
+    (void)uv_run(&a->loop, UV_RUN_DEFAULT);
+    rc = uv_loop_close(&a->loop);
+    if (rc != 0) {
+        log_event(LOG_LEVEL_ERROR, "handles_leaked", " err=%s", uv_strerror(rc));
+        a->exit_code = EXIT_CODE_DEVICE;
+    }
+}
+
+static void take_down(app *a)
+{
+    if (a->core != NULL) {
+        core_stop(a->core);
+        mailbox_drain(a->mailbox);
+        core_destroy(a->core);
+    }
+    server_close(a->server);
+    mailbox_close(a->mailbox);
+    close_handles(a);
+    notify_close(&a->notify);
+    if (a->device != NULL)
+        a->device->ops->close(a->device);
+}
+
+static int run(app *a)
+{
+    kvs_err err = {0};
+    int rc = uv_loop_init(&a->loop);
+
+    if (rc != 0) {
+        log_event(LOG_LEVEL_ERROR, "start_failed", " err=%s", uv_strerror(rc));
+        return EXIT_CODE_SYSTEM;
+    }
+    log_event(LOG_LEVEL_INFO, "starting", " version=%s config=%s pool_max_bytes=%lld device=%s", KVS_VERSION,
+              a->options.config_path != NULL ? a->options.config_path : "-", (long long)a->config.pool_max_bytes,
+              a->config.device_kind);
+    if (a->options.config_path == NULL)
+        log_event(LOG_LEVEL_WARN, "no_config_file", " path=%s msg=\"built-in defaults\"", OPTIONS_DEFAULT_CONFIG);
+    notify_open(&a->notify);
+    notify_status(&a->notify, "starting");
+    if (start(a, &err) == KVS_OK) {
+        (void)uv_run(&a->loop, UV_RUN_DEFAULT);
+    } else {
+        log_failure("start_failed", &err);
+        a->exit_code = exit_code_of(err.status);
+    }
+    if (a->torn)
+        return a->exit_code; /* jobs may still be running on this memory */
+    take_down(a);
+    log_event(LOG_LEVEL_INFO, "stopped", " exit=%d", a->exit_code);
+    return a->exit_code;
+}
+
+static int serve(app *a)
+{
+    kvs_err err = {0};
+
+    log_open(LOG_LEVEL_INFO, logs_to_journal());
+    if (options_config(&a->options, &a->config, &err) != KVS_OK) {
+        log_failure("config_refused", &err);
+        return EXIT_CODE_CONFIG;
+    }
+    log_set_level(level_of(a->config.log_level));
+    raise_fd_limit();
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGUSR1, SIG_IGN); /* they mean nothing here, and must not kill */
+    (void)signal(SIGUSR2, SIG_IGN);
+    return run(a);
+}
+
+static int print_result(bool good)
+{
+    if (fflush(stdout) == 0 && good)
+        return EXIT_CODE_OK;
+    return good ? EXIT_CODE_SYSTEM : EXIT_CODE_CONFIG; /* a closed pipe is not success */
+}
+
+static int check_or_print(app *a)
+{
+    const char *name = a->options.config_path != NULL ? a->options.config_path : "built-in defaults";
+    kvs_err err = {0};
+
+    if (options_config(&a->options, &a->config, &err) != KVS_OK) {
+        (void)fprintf(stderr, "kvstrided: %s\n", err.msg);
+        return print_result(false);
+    }
+    if (a->options.action == OPTIONS_CHECK)
+        (void)printf("%s: good\n", name);
+    else
+        config_print(&a->config, stdout);
+    return print_result(true);
+}
+
+static int act(app *a)
+{
+    switch (a->options.action) {
+    case OPTIONS_CHECK:
+    case OPTIONS_PRINT_CONFIG:
+        return check_or_print(a);
+    case OPTIONS_PRINT_SCHEMA:
+        config_print_schema(stdout);
+        return print_result(true);
+    case OPTIONS_PRINT_TABLE:
+        config_print_table(stdout);
+        return print_result(true);
+    case OPTIONS_VERSION:
+        (void)printf("kvstrided %s\n", KVS_VERSION);
+        return print_result(true);
+    case OPTIONS_HELP:
+        options_help(stdout);
+        return print_result(true);
+    case OPTIONS_RUN:
+        break;
+    }
+    return serve(a);
+}
+
+int main(int argc, char **argv)
+{
+    kvs_err err;
+    app *a;
+    int code;
+
+    hold_signals(SIG_BLOCK);
+    fill_standard_fds();
+    a = calloc(1, sizeof *a); /* two configurations of paths: not for the stack */
+    if (a == NULL)
+        return EXIT_CODE_SYSTEM;
+    if (options_parse(&a->options, argc, argv, &err) != KVS_OK) {
+        (void)fprintf(stderr, "kvstrided: %s\nTry 'kvstrided --help'.\n", err.msg);
+        free(a);
+        return EXIT_CODE_USAGE;
+    }
+    code = act(a);
+    if (!a->torn)
+        free(a);
+    return code;
+}

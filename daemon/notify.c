@@ -1,0 +1,102 @@
+#include "daemon/notify.h"
+
+#include <errno.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <systemd/sd-daemon.h>
+#include <time.h>
+#include <unistd.h>
+
+void notify_open(notify *n)
+{
+    const char *path = getenv("NOTIFY_SOCKET");
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    size_t len = path != NULL ? strlen(path) : 0;
+
+    *n = (notify){.fd = -1};
+    if (len < 2 || len >= sizeof a.sun_path || (path[0] != '/' && path[0] != '@'))
+        return;
+    memcpy(a.sun_path, path, len);
+    if (path[0] == '@')
+        a.sun_path[0] = '\0';
+    n->fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (n->fd >= 0 &&
+        connect(n->fd, (const struct sockaddr *)&a, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len)) != 0)
+        notify_close(n);
+}
+
+void notify_close(notify *n)
+{
+    if (n->fd >= 0)
+        (void)close(n->fd);
+    n->fd = -1;
+    n->late[0] = '\0';
+}
+
+bool notify_retry(notify *n)
+{
+    if (n->fd < 0 || n->late[0] == '\0')
+        return false;
+    if (send(n->fd, n->late, strlen(n->late), MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno == EAGAIN)
+        return true;
+    n->late[0] = '\0';
+    return false;
+}
+
+void notify_ready(notify *n, const char *status)
+{
+    (void)snprintf(n->late, sizeof n->late, "READY=1\nSTATUS=%s", status);
+    (void)notify_retry(n);
+}
+
+void notify_stopping(notify *n, const char *status)
+{
+    (void)snprintf(n->late, sizeof n->late, "STOPPING=1\nSTATUS=%s", status);
+    (void)notify_retry(n);
+}
+
+void notify_reloading(notify *n)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    (void)snprintf(n->late, sizeof n->late, "RELOADING=1\nMONOTONIC_USEC=%llu",
+                   (unsigned long long)t.tv_sec * 1000000ULL + (unsigned long long)t.tv_nsec / 1000);
+    (void)notify_retry(n);
+}
+
+void notify_status(notify *n, const char *status)
+{
+    if (n->late[0] != '\0')
+        return; /* a state that waits is worth more */
+    (void)snprintf(n->late, sizeof n->late, "STATUS=%s", status);
+    (void)notify_retry(n);
+}
+
+void notify_sockets(int *ret_client, int *ret_admin, unsigned *ret_strangers)
+{
+    char **names = NULL;
+    int n = sd_listen_fds_with_names(1, &names);
+
+    *ret_client = *ret_admin = -1;
+    *ret_strangers = 0;
+    for (int i = 0; i < n; i++) {
+        int fd = SD_LISTEN_FDS_START + i;
+        const char *name = names != NULL && names[i] != NULL ? names[i] : "";
+        int *place = strcmp(name, "client") == 0 ? ret_client : strcmp(name, "admin") == 0 ? ret_admin : NULL;
+
+        if (place != NULL && *place < 0 && sd_is_socket_unix(fd, SOCK_STREAM, 1, NULL, 0) > 0) {
+            *place = fd;
+        } else {
+            (void)close(fd);
+            ++*ret_strangers;
+        }
+    }
+    for (int i = 0; i < n && names != NULL; i++)
+        free(names[i]);
+    free(names);
+}

@@ -1,0 +1,239 @@
+#include "daemon/core.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/log.h"
+
+/* Keys and blocks: LOOKUP, RESERVE, RELEASE, LOAD, STORE, PIN, UNPIN, DROP, RESET. */
+
+static kvs_status check_n_keys(const core *c, uint32_t n, kvs_err *err)
+{
+    if (n > core_max_keys(c))
+        return kvs_fail(err, KVS_E_LIMIT, "n_keys: %u is above %u", n, core_max_keys(c));
+    return KVS_OK;
+}
+
+/* ---- finding and leasing ---- */
+
+kvs_status op_lookup(request *r, wire_in *in, kvs_err *err)
+{
+    const directory_ns *ns;
+    wire_lookup_req q;
+    wire_lookup_rep rep = {0};
+    wire_out *o = request_out(r);
+    const uint8_t *keys;
+    uint8_t *states;
+    kvs_status s;
+
+    wire_get_lookup_req(in, &q);
+    keys = wire_get_array(in, q.n_keys, WIRE_KEY_BYTES);
+    s = request_parsed(in, err);
+    if (s == KVS_OK)
+        s = check_n_keys(r->peer->core, q.n_keys, err);
+    if (s == KVS_OK)
+        s = peer_ns(r->peer, q.ns, &ns, err);
+    if (s == KVS_OK)
+        s = request_room(r, WIRE_lookup_rep_BYTES + (uint64_t)q.n_keys, err);
+    if (s != KVS_OK)
+        return s;
+    states = o->base + WIRE_lookup_rep_BYTES;
+    memset(states, 0, q.n_keys);
+    rep.n_keys = q.n_keys;
+    rep.n_hits = directory_lookup(r->peer->core->dir, q.ns, keys, q.n_keys, states);
+    wire_put_lookup_rep(o, &rep);
+    o->len += q.n_keys; /* they were written in place */
+    wire_put_pad8(o);
+    return KVS_OK;
+}
+
+static kvs_status check_group(const peer *p, const uint8_t *list, uint32_t n, uint32_t *ret, kvs_err *err)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const directory_ns *ns;
+        kvs_status s;
+
+        ret[i] = wire_at_u32(list, i);
+        s = peer_ns(p, ret[i], &ns, err);
+        if (s != KVS_OK)
+            return s;
+        for (uint32_t k = 0; k < i; k++)
+            if (ret[k] == ret[i])
+                return kvs_fail(err, KVS_E_INVALID, "ns[%u]: %u is named twice", i, ret[i]);
+    }
+    return KVS_OK;
+}
+
+static kvs_status check_reserve(const core *c, const wire_reserve_req *q, kvs_err *err)
+{
+    if (q->n_ns < 1 || q->n_ns > CORE_MAX_GROUP)
+        return kvs_fail(err, KVS_E_LIMIT, "n_ns: %u is outside 1..%d", q->n_ns, CORE_MAX_GROUP);
+    if (q->max_loads < 1)
+        return kvs_fail(err, KVS_E_INVALID, "max_loads: 0 is below 1");
+    return check_n_keys(c, q->n_keys, err);
+}
+
+static uint32_t cut_ttl(const core *c, uint32_t asked)
+{
+    uint32_t most = (uint32_t)c->config->lease_max_ms;
+
+    return asked == 0 || asked > most ? most : asked;
+}
+
+kvs_status op_reserve(request *r, wire_in *in, kvs_err *err)
+{
+    peer *p = r->peer;
+    core *c = p->core;
+    uint32_t ns[CORE_MAX_GROUP];
+    const uint8_t *list, *keys;
+    directory_lease lease = {0};
+    wire_reserve_req q;
+    wire_reserve_rep rep = {0};
+    pool_bytes bytes;
+    kvs_status s;
+
+    wire_get_reserve_req(in, &q);
+    list = wire_get_array(in, q.n_ns, 4);
+    keys = wire_get_array(in, q.n_keys, WIRE_KEY_BYTES);
+    s = request_parsed(in, err);
+    if (s == KVS_OK)
+        s = check_reserve(c, &q, err);
+    if (s == KVS_OK)
+        s = check_group(p, list, q.n_ns, ns, err);
+    if (s != KVS_OK)
+        return s;
+    pool_get_bytes(c->pool, &bytes);
+    q.ttl_ms = cut_ttl(c, q.ttl_ms);
+    s = directory_reserve(c->dir, p->tenant, p->conn_id, ns, q.n_ns, keys, q.n_keys, q.max_loads, q.ttl_ms, c->now_us,
+                          tenant_lease_bytes(c->config, p->tenant, bytes.max), &lease, err);
+    if (s != KVS_OK)
+        return s;
+    if (lease.n_leased > 0 && c->now_us + (uint64_t)lease.ttl_ms * 1000 < c->lease_due_us)
+        c->lease_due_us = c->now_us + (uint64_t)lease.ttl_ms * 1000;
+    memcpy(rep.lease, lease.id, sizeof(rep.lease));
+    rep.n_leased = lease.n_leased;
+    rep.ttl_ms = lease.ttl_ms;
+    rep.bytes = lease.bytes;
+    wire_put_reserve_rep(request_out(r), &rep);
+    return KVS_OK;
+}
+
+kvs_status op_release(request *r, wire_in *in, kvs_err *err)
+{
+    wire_release_req q;
+    kvs_status s;
+
+    wire_get_release_req(in, &q);
+    s = request_parsed(in, err);
+    if (s != KVS_OK)
+        return s;
+    return directory_release(r->peer->core->dir, r->peer->tenant, q.lease, err);
+}
+
+/* ---- residency ---- */
+
+static kvs_status each_key(request *r, wire_in *in, kvs_err *err,
+                           kvs_status (*f)(core *c, uint32_t ns, const uint8_t key[32]))
+{
+    const directory_ns *ns;
+    wire_keys_req q;
+    wire_key_rep rep = {0};
+    wire_out *o = request_out(r);
+    const uint8_t *keys;
+    kvs_status s;
+
+    wire_get_keys_req(in, &q);
+    keys = wire_get_array(in, q.n, WIRE_KEY_BYTES);
+    s = request_parsed(in, err);
+    if (s == KVS_OK)
+        s = check_n_keys(r->peer->core, q.n, err);
+    if (s == KVS_OK)
+        s = peer_ns(r->peer, q.ns, &ns, err);
+    if (s == KVS_OK)
+        s = request_room(r, WIRE_key_rep_BYTES + (uint64_t)q.n * 4, err);
+    if (s != KVS_OK)
+        return s;
+    rep.n = q.n;
+    o->len = WIRE_key_rep_BYTES;
+    for (uint32_t i = 0; i < q.n; i++) {
+        kvs_status k = f(r->peer->core, q.ns, keys + (size_t)i * WIRE_KEY_BYTES);
+
+        rep.n_ok += k == KVS_OK;
+        wire_put_u32(o, k);
+    }
+    wire_put_pad8(o);
+    wire_put_key_rep(&(wire_out){o->base, 0, WIRE_key_rep_BYTES, false}, &rep);
+    r->peer->core->step_due = true;
+    return rep.n_ok == rep.n ? KVS_OK : KVS_E_PARTIAL;
+}
+
+static kvs_status pin_key(core *c, uint32_t ns, const uint8_t key[32])
+{
+    return directory_pin(c->dir, ns, key);
+}
+
+static kvs_status unpin_key(core *c, uint32_t ns, const uint8_t key[32])
+{
+    return directory_unpin(c->dir, ns, key);
+}
+
+/* Gone means gone: a copy that is kept on a device may not be found either. */
+static kvs_status drop_key(core *c, uint32_t ns, const uint8_t key[32])
+{
+    kvs_status s = directory_drop(c->dir, ns, key);
+    bool there = false;
+
+    if (s == KVS_E_BUSY)
+        return s;
+    for (region *g = c->regions; g; g = g->next)
+        if (g->ns == ns && region_forget(g, key))
+            there = true;
+    return there ? KVS_OK : s;
+}
+
+kvs_status op_pin(request *r, wire_in *in, kvs_err *err)
+{
+    return each_key(r, in, err, pin_key);
+}
+
+kvs_status op_unpin(request *r, wire_in *in, kvs_err *err)
+{
+    return each_key(r, in, err, unpin_key);
+}
+
+kvs_status op_drop(request *r, wire_in *in, kvs_err *err)
+{
+    return each_key(r, in, err, drop_key);
+}
+
+static void reset_regions(core *c, uint32_t tenant, uint32_t ns)
+{
+    for (region *g = c->regions; g; g = g->next)
+        if (tenant_may(tenant, g->tenant) && (ns == WIRE_NONE32 || g->ns == ns))
+            region_forget_all(g);
+}
+
+kvs_status op_reset(request *r, wire_in *in, kvs_err *err)
+{
+    const directory_ns *ns;
+    wire_reset_req q;
+    wire_reset_rep rep;
+    directory_reset_result res = {0};
+    kvs_status s;
+
+    wire_get_reset_req(in, &q);
+    s = request_parsed(in, err);
+    if (s == KVS_OK && (q.flags & ~(uint32_t)WIRE_RESET_PINNED) != 0)
+        s = kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has unknown bits, known are 0x%x", q.flags, WIRE_RESET_PINNED);
+    if (s == KVS_OK && q.ns != WIRE_NONE32)
+        s = peer_ns(r->peer, q.ns, &ns, err);
+    if (s != KVS_OK)
+        return s;
+    directory_reset(r->peer->core->dir, r->peer->tenant, q.ns, (q.flags & WIRE_RESET_PINNED) != 0, &res);
+    reset_regions(r->peer->core, r->peer->tenant, q.ns);
+    r->peer->core->step_due = true;
+    rep = (wire_reset_rep){res.dropped, res.aborted, res.kept, res.leases};
+    wire_put_reset_rep(request_out(r), &rep);
+    /* What was kept is still served: "done" would be a lie. */
+    return rep.kept == 0 ? KVS_OK : KVS_E_PARTIAL;
+}

@@ -1,0 +1,440 @@
+#include "daemon/core.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "daemon/log.h"
+
+/* LOAD: host blocks into device slots, after a counter.
+ *
+ * Each item goes one of three ways: refused on its own (status), answered from the device (the key is
+ * attached to a slot of that region: a hold, no copy), or copied.  Copied ones are items of one mover job;
+ * `of` leads back to the item. */
+
+typedef struct load_item {
+    kvs_status status;
+    uint32_t slot, gen, flags;
+    bool chosen;    /* the daemon took the slot: it becomes shared */
+    bool copies;    /* part of the job */
+    pool_slot host; /* held, if has_host */
+    bool has_host;
+} load_item;
+
+typedef struct load {
+    mover_job job; /* first */
+    request *request;
+    region_seat *seat;
+    uint32_t ns, n;
+    const uint8_t *keys; /* [n][32], own copy */
+    load_item *items;
+    uint32_t *of; /* [job.n_items] */
+    bool settled, suspect;
+    bool hidden; /* the reply names no slot that the daemon chose */
+} load;
+
+static const uint8_t *key_of(const load *l, uint32_t i)
+{
+    return l->keys + (size_t)i * WIRE_KEY_BYTES;
+}
+
+/* ---- the end of a job ---- */
+
+/* A block that cannot be loaded would be found and tried again for ever. */
+static void forget_block(const load *l, uint32_t i)
+{
+    directory *d = l->request->peer->core->dir;
+
+    if (directory_drop(d, l->ns, key_of(l, i)) == KVS_E_BUSY) {
+        (void)directory_unpin(d, l->ns, key_of(l, i));
+        (void)directory_drop(d, l->ns, key_of(l, i));
+    }
+    log_event(LOG_LEVEL_WARN, "block_lost", " ns=%u reason=%s", l->ns, kvs_status_name(l->items[i].status));
+}
+
+/* The slot that the daemon took gets its key; if another load was faster, its slot is given instead. */
+static void share_chosen(load *l, load_item *it, const uint8_t *key)
+{
+    const pool_row *row = pool_row_of(l->request->peer->core->pool, it->host);
+    region *g = l->seat->region;
+    uint32_t other;
+
+    if (row->state != POOL_READY) { /* a RESET or DROP came while it was copied */
+        region_share_orphan(l->seat, it->slot, key, row->depth);
+    } else if (!region_share(l->seat, it->slot, key, row->depth)) {
+        other = region_find(g, key);
+        (void)region_drop(l->seat, it->slot, g->slots[it->slot].gen);
+        it->slot = other;
+        it->flags |= WIRE_LOADED_NO_COPY;
+        region_hold(l->seat, other);
+    }
+    it->gen = g->slots[it->slot].gen;
+    it->flags |= WIRE_LOADED_SHARED;
+}
+
+static void rest_slot(load *l, uint32_t i, bool wanted, bool started)
+{
+    load_item *it = &l->items[i];
+    region *g = l->seat->region;
+    uint32_t used = it->slot;
+
+    g->use[used].loading = false;
+    if (started)
+        g->use[used].bad = it->status != KVS_OK;
+    if (it->chosen && it->status == KVS_OK && wanted)
+        share_chosen(l, it, key_of(l, i));
+    else if (it->chosen)
+        (void)region_drop(l->seat, used, g->slots[used].gen);
+    region_rest(g, used);
+}
+
+static void rest_host(load *l, load_item *it)
+{
+    core *c = l->request->peer->core;
+
+    if (!it->has_host)
+        return;
+    it->has_host = false;
+    if (l->suspect)
+        directory_settle(c->dir, it->host);
+    else
+        directory_unhold(c->dir, it->host);
+}
+
+/* Give back what the job used.  Once: when it was dropped, or when it is back. */
+static void settle(load *l, bool wanted, bool started)
+{
+    core *c = l->request->peer->core;
+
+    if (l->settled)
+        return;
+    l->settled = true;
+    for (uint32_t k = 0; k < l->job.n_items; k++) {
+        load_item *it = &l->items[l->of[k]];
+
+        it->status = l->job.items[k].status;
+        core_note_status(c, it->status);
+        rest_slot(l, l->of[k], wanted && c->lost == KVS_OK, started);
+        if (it->status == KVS_E_CORRUPT || it->status == KVS_E_DEVICE)
+            forget_block(l, l->of[k]);
+        rest_host(l, it);
+    }
+    l->seat->users--;
+    c->step_due = true;
+}
+
+static bool load_stop(request *r)
+{
+    load *l = r->ext;
+    core *c = r->peer->core;
+
+    if (job_drop(&l->job.job)) {
+        settle(l, false, false);
+        mover_kick(c->load);
+        return true;
+    }
+    atomic_store(&l->job.job.stop, true);
+    mover_kick(c->load);
+    return false;
+}
+
+static uint32_t put_items(load *l, wire_out *o)
+{
+    wire_load_rep rep = {.n = l->n};
+
+    o->len = WIRE_load_rep_BYTES;
+    for (uint32_t i = 0; i < l->n; i++) {
+        const load_item *it = &l->items[i];
+        wire_load_result x = {it->status, it->flags, it->slot, it->gen};
+
+        if (l->hidden && (it->chosen || it->flags != 0))
+            x = (wire_load_result){it->status, 0, WIRE_NONE32, 0};
+        rep.n_ok += it->status == KVS_OK;
+        wire_put_load_result(o, &x);
+    }
+    wire_put_load_rep(&(wire_out){o->base, 0, WIRE_load_rep_BYTES, false}, &rep);
+    return rep.n_ok;
+}
+
+/* No hold outlives a reply that does not name its slot. */
+static void drop_found(load *l)
+{
+    region *g = l->seat->region;
+
+    for (uint32_t i = 0; i < l->n; i++) {
+        const load_item *it = &l->items[i];
+
+        if (!it->copies && it->status == KVS_OK)
+            (void)region_drop(l->seat, it->slot, g->slots[it->slot].gen);
+    }
+    l->hidden = true;
+}
+
+static void load_overdue(request *r, bool untouched)
+{
+    load *l = r->ext;
+    core *c = r->peer->core;
+
+    for (uint32_t k = 0; !untouched && k < l->job.n_items; k++) {
+        const load_item *it = &l->items[l->of[k]];
+
+        l->seat->region->use[it->slot].suspect = true;
+        directory_suspect(c->dir, it->host);
+    }
+    l->suspect = !untouched;
+    drop_found(l);
+    for (uint32_t i = 0; i < l->n; i++)
+        if (l->items[i].copies || l->items[i].status == KVS_OK)
+            l->items[i].status = untouched ? KVS_E_DEADLINE : KVS_E_BUSY;
+    (void)put_items(l, request_out(r));
+}
+
+static const request_ops load_ops = {load_stop, load_overdue};
+
+static void load_done(work *w)
+{
+    load *l = (load *)(void *)w;
+    request *r = l->request;
+    core *c = r->peer->core;
+    job *j = &l->job.job;
+    kvs_status s = j->status;
+    uint32_t n_ok = 0;
+
+    core_note_status(c, s);
+    settle(l, !r->answered, true);
+    for (uint32_t i = 0; i < l->n; i++)
+        n_ok += l->items[i].status == KVS_OK;
+    if (s != KVS_E_CANCELLED && s != KVS_E_DEVICE_LOST)
+        s = n_ok == l->n ? KVS_OK : KVS_E_PARTIAL;
+    r->outcome = s;
+    job_signal(j, r->answered ? KVS_E_DEADLINE : s);
+    if (!r->answered) {
+        (void)put_items(l, request_out(r));
+        request_answer(r, s, &j->err);
+    }
+    request_end(r);
+    core_rest(c);
+}
+
+/* ---- admission ---- */
+
+static void resolve_chosen(load *l, uint32_t i)
+{
+    region *g = l->seat->region;
+    load_item *it = &l->items[i];
+    uint32_t at = region_find(g, key_of(l, i));
+
+    it->chosen = at == REGION_NONE;
+    if (at == REGION_NONE) {
+        it->status = region_take(l->seat, &at);
+        if (it->status != KVS_OK) {
+            it->chosen = false;
+            return;
+        }
+        it->copies = true;
+    } else {
+        region_hold(l->seat, at);
+        it->flags = WIRE_LOADED_SHARED | WIRE_LOADED_NO_COPY;
+        it->status = KVS_OK;
+    }
+    it->slot = at;
+    it->gen = g->slots[at].gen;
+}
+
+static void resolve_slots(load *l)
+{
+    region *g = l->seat->region;
+
+    for (uint32_t i = 0; i < l->n; i++) {
+        load_item *it = &l->items[i];
+        bool absent = it->status != KVS_OK;
+
+        if (it->slot == WIRE_NONE32) {
+            /* What is not in host memory may still be on the device. */
+            if (!absent || region_find(g, key_of(l, i)) != REGION_NONE)
+                resolve_chosen(l, i);
+        } else if (!absent) {
+            it->status = region_may_load(l->seat, it->slot, it->gen);
+            it->copies = it->status == KVS_OK;
+        }
+        if (it->copies)
+            g->use[it->slot].loading = true;
+        else
+            rest_host(l, it);
+    }
+}
+
+static kvs_status hold_keys(load *l, const wire_load_req *q, kvs_err *err)
+{
+    peer *p = l->request->peer;
+    kvs_status *status = request_alloc(l->request, (uint64_t)l->n + 1, sizeof(*status));
+    pool_slot *host = request_alloc(l->request, (uint64_t)l->n + 1, sizeof(*host));
+    uint8_t *keys = request_alloc(l->request, (uint64_t)l->n + 1, WIRE_KEY_BYTES);
+    kvs_status s;
+
+    if (!status || !host || !keys)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "load of %u blocks: out of memory", l->n);
+    if (q->flags & WIRE_LOAD_BY_LEASE) {
+        s = directory_lease_hold(p->core->dir, p->tenant, q->lease, q->ns, q->lease_first, l->n, host, err);
+        if (s != KVS_OK)
+            return s;
+        for (uint32_t i = 0; i < l->n; i++)
+            memcpy(keys + (size_t)i * WIRE_KEY_BYTES, pool_row_of(p->core->pool, host[i])->key, WIRE_KEY_BYTES);
+    } else {
+        if (l->n > 0)
+            memcpy(keys, l->keys, (size_t)l->n * WIRE_KEY_BYTES);
+        directory_hold(p->core->dir, q->ns, keys, l->n, status, host);
+    }
+    l->keys = keys;
+    for (uint32_t i = 0; i < l->n; i++) {
+        l->items[i].status = status[i];
+        l->items[i].host = host[i];
+        l->items[i].has_host = status[i] == KVS_OK;
+    }
+    return KVS_OK;
+}
+
+static void fill_job(load *l)
+{
+    core *c = l->request->peer->core;
+    uint32_t k = 0;
+
+    for (uint32_t i = 0; i < l->n; i++) {
+        const load_item *it = &l->items[i];
+        const pool_row *row;
+
+        if (!it->copies)
+            continue;
+        row = pool_row_of(c->pool, it->host);
+        l->of[k] = i;
+        l->job.items[k++] = (mover_item){.host = pool_address(c->pool, it->host),
+                                         .slot = it->slot,
+                                         .checksum = row->checksum,
+                                         .verify = c->config->pool_checksum && row->checksum != 0};
+    }
+    l->job.n_items = k;
+}
+
+/* Slots that a client names are in range and named once; nothing has happened yet. */
+static kvs_status read_slots(load *l, const uint8_t *refs, kvs_err *err)
+{
+    region *g = l->seat->region;
+
+    region_mark_begin(g);
+    for (uint32_t i = 0; i < l->n; i++) {
+        load_item *it = &l->items[i];
+
+        it->slot = wire_at_u32(refs, 2 * (size_t)i);
+        it->gen = wire_at_u32(refs, 2 * (size_t)i + 1);
+        if (it->slot == WIRE_NONE32 && !g->slots)
+            return kvs_fail(err, KVS_E_INVALID, "slot[%u]: none, but the daemon chooses in its own regions only", i);
+        if (it->slot == WIRE_NONE32)
+            continue;
+        if (it->slot >= g->n_slots)
+            return kvs_fail(err, KVS_E_RANGE, "slot[%u]: %u is not below %u", i, it->slot, g->n_slots);
+        if (!region_mark(g, it->slot))
+            return kvs_fail(err, KVS_E_INVALID, "slot[%u]: %u is named twice", i, it->slot);
+    }
+    return KVS_OK;
+}
+
+static kvs_status check_load(peer *p, const wire_load_req *q, const directory_ns **ns, region_seat **seat, kvs_err *err)
+{
+    kvs_status s = counter_check_after(q->after_counter, q->after_value, err);
+
+    if (s == KVS_OK)
+        s = counter_check_signal(q->signal_counter, q->signal_value, err);
+    if (s == KVS_OK && q->reserved != 0)
+        s = kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q->reserved);
+    if (s == KVS_OK && !(q->flags & WIRE_LOAD_BY_LEASE) && q->lease_first != 0)
+        s = kvs_fail(err, KVS_E_INVALID, "lease_first: %u is not 0 without a lease", q->lease_first);
+    if (s == KVS_OK && (q->flags & ~(uint32_t)WIRE_LOAD_BY_LEASE) != 0)
+        s = kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has unknown bits, known are 0x%x", q->flags, WIRE_LOAD_BY_LEASE);
+    if (s == KVS_OK && q->n > core_max_keys(p->core))
+        s = kvs_fail(err, KVS_E_LIMIT, "n: %u is above %u", q->n, core_max_keys(p->core));
+    if (s == KVS_OK)
+        s = peer_ns(p, q->ns, ns, err);
+    if (s == KVS_OK)
+        s = peer_slots(p, q->region, q->ns, seat, err);
+    return s;
+}
+
+static kvs_status make_load(request *r, const wire_load_req *q, region_seat *seat, load **ret, kvs_err *err)
+{
+    load *l = request_alloc(r, 1, sizeof(*l));
+
+    if (!l)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "load: out of memory");
+    l->request = r;
+    l->seat = seat;
+    l->ns = q->ns;
+    l->n = q->n;
+    l->items = request_alloc(r, (uint64_t)q->n + 1, sizeof(l->items[0]));
+    l->of = request_alloc(r, (uint64_t)q->n + 1, sizeof(l->of[0]));
+    l->job.items = request_alloc(r, (uint64_t)q->n + 1, sizeof(l->job.items[0]));
+    if (!l->items || !l->of || !l->job.items)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "load of %u blocks: out of memory", q->n);
+    r->ext = l;
+    *ret = l;
+    return request_room(r, WIRE_load_rep_BYTES + (uint64_t)q->n * WIRE_load_result_BYTES, err);
+}
+
+static void submit(load *l, const wire_load_req *q)
+{
+    core *c = l->request->peer->core;
+    bool all = true;
+
+    job_init(&l->job.job, load_done);
+    job_fill(&l->job.job, l->request->peer, q->after_counter, q->after_value, q->signal_counter, q->signal_value);
+    for (uint32_t i = 0; i < l->n; i++)
+        all = all && l->items[i].status == KVS_OK;
+    l->job.job.signal_by_worker = all; /* else the loop adds the error word */
+    l->job.map = l->seat->region->map;
+    l->seat->users++;
+    mover_submit(c->load, &l->job);
+}
+
+kvs_status op_load(request *r, wire_in *in, kvs_err *err)
+{
+    const directory_ns *ns = NULL;
+    region_seat *seat = NULL;
+    const uint8_t *keys = NULL, *refs;
+    wire_load_req q;
+    load *l = NULL;
+    kvs_status s;
+
+    wire_get_load_req(in, &q);
+    if (!(q.flags & WIRE_LOAD_BY_LEASE))
+        keys = wire_get_array(in, q.n, WIRE_KEY_BYTES);
+    refs = wire_get_array(in, q.n, WIRE_slot_ref_BYTES);
+    s = request_parsed(in, err);
+    if (s == KVS_OK)
+        s = check_load(r->peer, &q, &ns, &seat, err);
+    if (s == KVS_OK)
+        s = request_charge(r, (uint64_t)q.n * ns->slot_bytes, err);
+    if (s == KVS_OK)
+        s = make_load(r, &q, seat, &l, err);
+    if (s == KVS_OK)
+        s = read_slots(l, refs, err);
+    if (s == KVS_OK)
+        s = request_go(r, &load_ops, err);
+    if (s != KVS_OK)
+        return s;
+    l->keys = keys;
+    s = hold_keys(l, &q, err);
+    if (s != KVS_OK) {
+        r->out = false; /* nothing was held: it is an ordinary refusal */
+        return s;
+    }
+    resolve_slots(l);
+    fill_job(l);
+    submit(l, &q);
+    return KVS_OK;
+}
+
+void refused_load(peer *p, wire_in *in, kvs_status s)
+{
+    wire_load_req q;
+
+    wire_get_load_req(in, &q);
+    counter_signal(p, q.signal_counter, q.signal_value, s);
+}

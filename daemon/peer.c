@@ -1,0 +1,346 @@
+#include "daemon/core.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* ---- life of a connection ---- */
+
+static kvs_status check_place(const core *c, const peer_info *info, kvs_err *err)
+{
+    if (info->is_admin && c->n_admins >= CORE_ADMIN_PLACES)
+        return kvs_fail(err, KVS_E_LIMIT, "admin socket: all %d places are taken", CORE_ADMIN_PLACES);
+    if (!info->is_admin && c->n_clients >= (uint64_t)c->config->max_clients)
+        return kvs_fail(err, KVS_E_LIMIT, "limits.max_clients: all %lld places are taken",
+                        (long long)c->config->max_clients);
+    return KVS_OK;
+}
+
+kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const peer_info *info, uint64_t now_us,
+                       kvs_err *err)
+{
+    kvs_status s = check_place(c, info, err);
+    peer *p;
+
+    if (s != KVS_OK)
+        return s;
+    p = calloc(1, sizeof(*p));
+    if (!p)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "peer: out of memory");
+    c->now_us = now_us;
+    p->core = c;
+    p->ops = ops;
+    p->ud = ud;
+    p->info = *info;
+    p->tenant = info->is_admin ? TENANT_ADMIN : info->tenant;
+    p->conn_id = c->next_conn_id++;
+    *(info->is_admin ? &c->n_admins : &c->n_clients) += 1;
+    p->next = c->peers;
+    if (p->next)
+        p->next->prev = p;
+    c->peers = p;
+    *ret = p;
+    return KVS_OK;
+}
+
+static void peer_free(peer *p)
+{
+    core *c = p->core;
+    const peer_ops *ops = p->ops;
+    void *ud = p->ud;
+
+    *(p->prev ? &p->prev->next : &c->peers) = p->next;
+    if (p->next)
+        p->next->prev = p->prev;
+    *(p->info.is_admin ? &c->n_admins : &c->n_clients) -= 1;
+    if (p->counters)
+        munmap(p->counters, WIRE_COUNTER_PAGE_BYTES);
+    free(p);
+    ops->closed(ud);
+}
+
+uint32_t peer_in_flight(const peer *p)
+{
+    return p->n_in_flight;
+}
+
+bool peer_said_hello(const peer *p)
+{
+    return p->hello;
+}
+
+static void stop_all(peer *p)
+{
+    for (request *r = p->requests; r; r = r->next)
+        if (r->ops->stop) /* a CANCEL has none: it ends with its target */
+            (void)r->ops->stop(r);
+}
+
+void peer_gone(peer *p, uint64_t now_us)
+{
+    core *c = p->core;
+
+    c->now_us = now_us;
+    p->gone = true;
+    c->n_watchers -= p->watch_mask != 0;
+    p->watch_mask = 0;
+    directory_owner_gone(c->dir, p->conn_id);
+    stop_all(p);
+    peer_drained(p);
+    core_rest(c);
+}
+
+/* Jobs first, then seats, then the memory on the pinner: the order in which nothing can still be touched. */
+void peer_drained(peer *p)
+{
+    if (!p->gone || p->closing || p->n_out > 0)
+        return;
+    p->closing = true;
+    while (p->seats) {
+        region_seat *s = p->seats;
+
+        p->seats = s->next;
+        core_leave(p, s, NULL, NULL);
+    }
+    p->closing = false;
+    if (p->n_tasks == 0)
+        peer_free(p);
+}
+
+/* ---- what a peer may name ---- */
+
+kvs_status peer_ns(const peer *p, uint32_t ns, const directory_ns **ret, kvs_err *err)
+{
+    const directory_ns *n = ns == WIRE_NONE32 ? NULL : directory_namespace(p->core->dir, ns);
+
+    if (!n || !tenant_may(p->tenant, n->tenant))
+        return kvs_fail(err, KVS_E_NOT_FOUND, "ns: %u is no namespace of this client", ns);
+    *ret = n;
+    return KVS_OK;
+}
+
+kvs_status peer_seat(const peer *p, uint32_t id, region_seat **ret, kvs_err *err)
+{
+    for (region_seat *s = p->seats; s; s = s->next)
+        if (s->region->id == id) {
+            *ret = s;
+            return KVS_OK;
+        }
+    return kvs_fail(err, KVS_E_NOT_FOUND, "region: %u is no region of this client", id);
+}
+
+kvs_status peer_slots(const peer *p, uint32_t id, uint32_t ns, region_seat **ret, kvs_err *err)
+{
+    region_seat *seat = NULL;
+    kvs_status s = peer_seat(p, id, &seat, err);
+
+    if (s != KVS_OK)
+        return s;
+    if (seat->region->kind != WIRE_REGION_SLOTS)
+        return kvs_fail(err, KVS_E_INVALID, "region: %u is scratch and has no slots", id);
+    if (seat->region->ns != ns)
+        return kvs_fail(err, KVS_E_INVALID, "region: %u holds slots of namespace %u, not of %u", id, seat->region->ns,
+                        ns);
+    *ret = seat;
+    return KVS_OK;
+}
+
+void peer_add_seat(peer *p, region_seat *s)
+{
+    s->next = p->seats;
+    p->seats = s;
+    p->n_seats++;
+}
+
+/* ---- regions ---- */
+
+static void closer_free(closer *x)
+{
+    *(x->imported ? &x->peer->import_bytes : &x->core->region_bytes) -= x->bytes;
+    free(x);
+}
+
+static void close_run(pinner_task *t)
+{
+    closer *x = (closer *)(void *)t;
+
+    x->mem->dev->ops->mem_close(x->mem);
+}
+
+static void close_done(work *w)
+{
+    closer *x = (closer *)(void *)w;
+    core *c = x->core;
+    peer *p = x->peer;
+    void (*after)(void *ud) = x->after;
+    void *ud = x->ud;
+
+    c->n_tasks--;
+    p->n_tasks--;
+    closer_free(x);
+    if (after)
+        after(ud);
+    else
+        peer_drained(p);
+    core_rest(c);
+}
+
+closer *closer_create(peer *p, bool imported, uint64_t bytes)
+{
+    closer *x = calloc(1, sizeof(*x));
+
+    if (!x)
+        return NULL;
+    x->core = p->core;
+    x->peer = p;
+    x->imported = imported;
+    x->bytes = bytes;
+    *(imported ? &p->import_bytes : &p->core->region_bytes) += bytes;
+    return x;
+}
+
+void closer_cancel(closer *x)
+{
+    closer_free(x);
+}
+
+void closer_run(closer *x, peer *p, void (*after)(void *ud), void *ud)
+{
+    x->peer = p;
+    x->after = after;
+    x->ud = ud;
+    x->task.run = close_run;
+    x->task.work.on_done = close_done;
+    x->core->n_tasks++;
+    p->n_tasks++;
+    core_task(x->core, &x->task, true);
+}
+
+void core_add_region(core *c, region *g)
+{
+    g->id = c->next_region++;
+    g->next = c->regions;
+    if (g->next)
+        g->next->prev = g;
+    c->regions = g;
+    c->n_regions++;
+}
+
+void core_remove_region(core *c, region *g)
+{
+    *(g->prev ? &g->prev->next : &c->regions) = g->next;
+    if (g->next)
+        g->next->prev = g->prev;
+    c->n_regions--;
+}
+
+void core_leave(peer *p, region_seat *s, void (*after)(void *ud), void *ud)
+{
+    core *c = p->core;
+    region *g = s->region;
+    closer *x;
+
+    p->n_seats--;
+    if (!region_leave(s)) {
+        if (after)
+            after(ud);
+        return;
+    }
+    core_remove_region(c, g);
+    x = g->closer;
+    region_destroy(g);
+    closer_run(x, p, after, ud);
+}
+
+/* ---- HELLO ---- */
+
+static kvs_status check_hello(peer *p, const wire_hello_req *q, wire_in *in, kvs_err *err)
+{
+    const uint8_t *name;
+    kvs_status s;
+
+    if (p->hello)
+        return kvs_fail(err, KVS_E_STATE, "op: a second HELLO on this connection");
+    if (q->name_len > WIRE_MAX_NAME)
+        return kvs_fail(err, KVS_E_LIMIT, "name_len: %u is above %d", q->name_len, WIRE_MAX_NAME);
+    name = wire_get_array(in, q->name_len, 1);
+    s = request_parsed(in, err);
+    if (s != KVS_OK)
+        return s;
+    if (q->reserved != 0)
+        return kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q->reserved);
+    if (q->version_min > WIRE_VERSION || q->version_max < WIRE_VERSION)
+        return kvs_fail(err, KVS_E_VERSION, "version: client speaks %u..%u, this daemon %d", q->version_min,
+                        q->version_max, WIRE_VERSION);
+    p->name_len = q->name_len;
+    if (q->name_len > 0)
+        memcpy(p->name, name, q->name_len);
+    return KVS_OK;
+}
+
+/* The page is allocated here and sealed: no client can make our reads of it fault. */
+static kvs_status make_counters(uint8_t **ret, int *ret_fd, kvs_err *err)
+{
+    int fd = memfd_create("kvs-counters", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    void *at;
+
+    if (fd < 0)
+        return kvs_fail(err, KVS_E_SYS, "memfd_create of a counter page: errno %d", errno);
+    if (ftruncate(fd, WIRE_COUNTER_PAGE_BYTES) != 0 || fallocate(fd, 0, 0, WIRE_COUNTER_PAGE_BYTES) != 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        kvs_fail(err, KVS_E_SYS, "counter page of %d bytes: errno %d", WIRE_COUNTER_PAGE_BYTES, errno);
+        close(fd);
+        return KVS_E_SYS;
+    }
+    at = mmap(NULL, WIRE_COUNTER_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at == MAP_FAILED) {
+        kvs_fail(err, KVS_E_SYS, "mmap of a counter page: errno %d", errno);
+        close(fd);
+        return KVS_E_SYS;
+    }
+    *ret = at;
+    *ret_fd = fd;
+    return KVS_OK;
+}
+
+kvs_status op_hello(request *r, wire_in *in, kvs_err *err)
+{
+    peer *p = r->peer;
+    const config *cfg = p->core->config;
+    wire_hello_req q;
+    wire_hello_rep rep = {.version = WIRE_VERSION,
+                          .is_admin = p->info.is_admin,
+                          .n_counters = WIRE_COUNTERS,
+                          .conn_id = p->conn_id,
+                          .max_body = (uint32_t)cfg->max_body_bytes,
+                          .max_keys = core_max_keys(p->core),
+                          .credit_requests = (uint32_t)cfg->credit_requests,
+                          .control_requests = CORE_CONTROL_CREDIT,
+                          .credit_bytes = (uint64_t)cfg->credit_bytes,
+                          .default_deadline_us = (uint64_t)cfg->default_deadline_ms * 1000,
+                          .max_deadline_us = (uint64_t)cfg->max_deadline_ms * 1000};
+    kvs_status s;
+    int fd = -1;
+
+    wire_get_hello_req(in, &q);
+    s = check_hello(p, &q, in, err);
+    if (s != KVS_OK)
+        return s;
+    s = make_counters(&p->counters, &fd, err);
+    if (s != KVS_OK)
+        return s;
+    s = request_add_fd(r, fd, err);
+    if (s != KVS_OK) {
+        munmap(p->counters, WIRE_COUNTER_PAGE_BYTES);
+        p->counters = NULL;
+        return s;
+    }
+    memcpy(rep.boot_id, p->core->boot_id, sizeof(rep.boot_id));
+    wire_put_hello_rep(request_out(r), &rep);
+    p->hello = true;
+    return KVS_OK;
+}

@@ -1,0 +1,664 @@
+#include "daemon/pool.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "daemon/sparse.h"
+
+enum {
+    N_STATES = POOL_QUARANTINED + 1,
+    MAX_EXTENTS = 1 << 20, /* each costs memory whether or not it is used */
+};
+#define MIB(n) ((uint64_t)(n) << 20)
+#define ULL(n) ((unsigned long long)(n))
+
+typedef struct extent {
+    uint32_t layout; /* POOL_NONE: unassigned, or not usable yet */
+    uint32_t n_slots;
+    uint32_t n_used;      /* slots from here on were never taken since the extent was bound: their rows are untouched */
+    uint32_t free_head;   /* of the slots below n_used that are free, by index; POOL_NONE */
+    uint32_t prev, next;  /* of the layout's extents that can give a slot, or of the unassigned ones */
+    uint32_t n[N_STATES]; /* slots in each state */
+    bool closing;
+} extent;
+
+typedef struct layout {
+    uint8_t digest[32];
+    uint64_t slot_bytes;
+    uint32_t per_extent;
+    uint32_t n_extents; /* that are not closing */
+    uint32_t avail;     /* extents with a free slot, POOL_NONE */
+    uint64_t n_slots;
+    uint64_t n[N_STATES];
+} layout;
+
+struct pool {
+    int arena_fd, table_fd;
+    uint8_t *arena;
+    sparse rows;  /* pool_row, in the table memfd */
+    sparse links; /* u32: next free index of the same extent */
+    uint64_t extent_bytes;
+    uint32_t rows_per_extent, n_extents, max_slots;
+    uint32_t n_usable; /* extents of the pieces that are usable: the leading ones */
+    bool stopped;      /* a piece failed: no more growth */
+    uint32_t unassigned, n_unassigned;
+    uint64_t waste;
+    extent *extents; /* [n_extents] */
+    uint32_t n_layouts;
+    layout layouts[POOL_MAX_LAYOUTS];
+};
+
+/* ---- create and destroy ---- */
+
+static kvs_status sealed_memfd(const char *name, uint64_t bytes, int *ret, kvs_err *err)
+{
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    if (fd < 0)
+        return kvs_fail(err, KVS_E_SYS, "%s: memfd_create: %s", name, strerror(errno));
+    *ret = fd;
+    if (ftruncate(fd, (off_t)bytes) != 0)
+        return kvs_fail(err, KVS_E_SYS, "%s: cannot size it to %llu bytes: %s", name, ULL(bytes), strerror(errno));
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
+        return kvs_fail(err, KVS_E_SYS, "%s: cannot seal it: %s", name, strerror(errno));
+    return KVS_OK;
+}
+
+/* An eighth of the pool within 64..256 MiB; then as much more as spreads the remainder, so that little is cut
+ * off. */
+static uint64_t default_extent_bytes(uint64_t max_bytes)
+{
+    uint64_t want = max_bytes / 8;
+
+    if (want < MIB(64))
+        want = MIB(64);
+    if (want > MIB(256))
+        want = MIB(256);
+    return want >= max_bytes ? max_bytes : max_bytes / (max_bytes / want);
+}
+
+static kvs_status choose_sizes(pool *p, const pool_config *c, kvs_err *err)
+{
+    uint64_t bytes = c->extent_bytes != 0 ? c->extent_bytes : default_extent_bytes(c->max_bytes);
+    uint64_t n, rows;
+
+    bytes &= ~UINT64_C(4095);
+    if (bytes == 0 || c->max_bytes < bytes)
+        return kvs_fail(err, KVS_E_LIMIT, "pool.max_bytes: %llu bytes hold no extent of %llu bytes (at least 4096)",
+                        ULL(c->max_bytes), ULL(bytes));
+    n = c->max_bytes / bytes;
+    rows = bytes / POOL_SLOT_MIN_BYTES; /* of an extent */
+    if (n > MAX_EXTENTS)
+        return kvs_fail(err, KVS_E_LIMIT, "pool.extent_bytes: %llu bytes make %llu extents of %llu, at most %d may be",
+                        ULL(bytes), ULL(n), ULL(c->max_bytes), MAX_EXTENTS);
+    if (rows > POOL_NONE - 1 || n > (POOL_NONE - 1) / rows)
+        return kvs_fail(err, KVS_E_LIMIT, "pool.max_bytes: %llu needs slot numbers above %lu; it must be below 4 TiB",
+                        ULL(c->max_bytes), (unsigned long)(POOL_NONE - 1));
+    p->extent_bytes = bytes;
+    p->rows_per_extent = (uint32_t)rows;
+    p->n_extents = (uint32_t)n;
+    p->max_slots = c->max_slots;
+    return KVS_OK;
+}
+
+static kvs_status map_arena(pool *p, kvs_err *err)
+{
+    uint64_t bytes = p->extent_bytes * p->n_extents;
+    kvs_status s = sealed_memfd("kvstride-arena", bytes, &p->arena_fd, err);
+    void *m;
+
+    if (s != KVS_OK)
+        return s;
+    m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, p->arena_fd, 0);
+    if (m == MAP_FAILED)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "arena: cannot map %llu bytes: %s", ULL(bytes), strerror(errno));
+    p->arena = m;
+    if (madvise(m, bytes, MADV_DONTDUMP) != 0)
+        return kvs_fail(err, KVS_E_SYS, "arena: MADV_DONTDUMP: %s", strerror(errno));
+    return KVS_OK;
+}
+
+static kvs_status map_tables(pool *p, kvs_err *err)
+{
+    uint64_t rows = pool_max_rows(p);
+    kvs_status s =
+        sealed_memfd("kvstride-slots", (rows * sizeof(pool_row) + 4095) & ~UINT64_C(4095), &p->table_fd, err);
+
+    if (s == KVS_OK)
+        s = sparse_init(&p->rows, p->table_fd, rows, sizeof(pool_row), err);
+    if (s == KVS_OK)
+        s = sparse_init(&p->links, -1, rows, sizeof(uint32_t), err);
+    return s;
+}
+
+kvs_status pool_create(pool **ret, const pool_config *c, kvs_err *err)
+{
+    pool *p = calloc(1, sizeof *p);
+    kvs_status s;
+
+    if (p == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "pool: no memory for %zu bytes", sizeof *p);
+    p->arena_fd = p->table_fd = -1;
+    p->unassigned = POOL_NONE;
+    if ((s = choose_sizes(p, c, err)) != KVS_OK)
+        goto fail;
+    p->extents = calloc(p->n_extents, sizeof *p->extents);
+    if (p->extents == NULL) {
+        s = kvs_fail(err, KVS_E_NO_MEMORY, "pool: no memory for %lu extents", (unsigned long)p->n_extents);
+        goto fail;
+    }
+    for (uint32_t e = 0; e < p->n_extents; e++)
+        p->extents[e].layout = POOL_NONE;
+    if ((s = map_arena(p, err)) != KVS_OK || (s = map_tables(p, err)) != KVS_OK)
+        goto fail;
+    *ret = p;
+    return KVS_OK;
+fail:
+    pool_destroy(p);
+    return s;
+}
+
+void pool_destroy(pool *p)
+{
+    if (p == NULL)
+        return;
+    sparse_fini(&p->rows);
+    sparse_fini(&p->links);
+    if (p->arena != NULL)
+        (void)munmap(p->arena, p->extent_bytes * p->n_extents);
+    if (p->arena_fd >= 0)
+        (void)close(p->arena_fd);
+    if (p->table_fd >= 0)
+        (void)close(p->table_fd);
+    free(p->extents);
+    free(p);
+}
+
+/* ---- lists of extents ---- */
+
+static void list_push(pool *p, uint32_t *head, uint32_t e)
+{
+    p->extents[e].prev = POOL_NONE;
+    p->extents[e].next = *head;
+    if (*head != POOL_NONE)
+        p->extents[*head].prev = e;
+    *head = e;
+}
+
+static void list_remove(pool *p, uint32_t *head, uint32_t e)
+{
+    extent *x = &p->extents[e];
+
+    if (x->prev != POOL_NONE)
+        p->extents[x->prev].next = x->next;
+    else
+        *head = x->next;
+    if (x->next != POOL_NONE)
+        p->extents[x->next].prev = x->prev;
+}
+
+/* ---- pieces ---- */
+
+static uint32_t next_piece_extents(const pool *p)
+{
+    uint64_t n = (p->n_usable == 0 ? MIB(256) : MIB(1024)) / p->extent_bytes;
+    uint32_t left = p->n_extents - p->n_usable;
+
+    if (n == 0)
+        n = 1;
+    return n < left ? (uint32_t)n : left;
+}
+
+bool pool_next_piece(const pool *p, void **ret_address, uint64_t *ret_bytes)
+{
+    if (p->stopped || p->n_usable == p->n_extents)
+        return false;
+    *ret_address = p->arena + p->extent_bytes * p->n_usable;
+    *ret_bytes = p->extent_bytes * next_piece_extents(p);
+    return true;
+}
+
+void pool_piece_usable(pool *p)
+{
+    uint32_t n = next_piece_extents(p);
+
+    assert(!p->stopped && n > 0);
+    for (uint32_t i = n; i-- > 0;) /* so that the lowest is taken first */
+        list_push(p, &p->unassigned, p->n_usable + i);
+    p->n_usable += n;
+    p->n_unassigned += n;
+}
+
+void pool_piece_failed(pool *p)
+{
+    p->stopped = true;
+}
+
+int pool_arena_fd(const pool *p)
+{
+    return p->arena_fd;
+}
+
+int pool_table_fd(const pool *p)
+{
+    return p->table_fd;
+}
+
+uint64_t pool_extent_bytes(const pool *p)
+{
+    return p->extent_bytes;
+}
+
+/* ---- layouts ---- */
+
+static uint64_t layout_cap(const pool *p, const layout *l)
+{
+    uint64_t n = p->stopped ? p->n_usable : p->n_extents;
+    uint64_t all = n * l->per_extent;
+
+    return p->max_slots != 0 && p->max_slots < all ? p->max_slots : all;
+}
+
+static kvs_status check_layout(const pool *p, uint64_t slot_bytes, kvs_err *err)
+{
+    uint64_t all;
+
+    if (slot_bytes < POOL_SLOT_MIN_BYTES || slot_bytes % 16 != 0)
+        return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes is not a multiple of 16 of at least %d", ULL(slot_bytes),
+                        POOL_SLOT_MIN_BYTES);
+    if (slot_bytes > p->extent_bytes)
+        return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes do not fit an extent of %llu bytes (pool of %llu)",
+                        ULL(slot_bytes), ULL(p->extent_bytes), ULL(p->extent_bytes * p->n_extents));
+    all = p->extent_bytes / slot_bytes * p->n_extents;
+    if (p->max_slots > all)
+        return kvs_fail(err, KVS_E_LIMIT, "pool.max_slots: %lu blocks of %llu bytes wanted, the pool holds %llu",
+                        (unsigned long)p->max_slots, ULL(slot_bytes), ULL(all));
+    if (p->n_layouts == POOL_MAX_LAYOUTS)
+        return kvs_fail(err, KVS_E_LIMIT, "layouts: %lu are open, at most %d may be", (unsigned long)p->n_layouts,
+                        POOL_MAX_LAYOUTS);
+    return KVS_OK;
+}
+
+kvs_status pool_layout_open(pool *p, const uint8_t digest[32], uint64_t slot_bytes, uint32_t *ret, kvs_err *err)
+{
+    kvs_status s;
+    layout *l;
+
+    for (uint32_t i = 0; i < p->n_layouts; i++)
+        if (memcmp(p->layouts[i].digest, digest, 32) == 0 && p->layouts[i].slot_bytes == slot_bytes) {
+            *ret = i;
+            return KVS_OK;
+        }
+    if ((s = check_layout(p, slot_bytes, err)) != KVS_OK)
+        return s;
+    l = &p->layouts[p->n_layouts];
+    memset(l, 0, sizeof *l);
+    memcpy(l->digest, digest, 32);
+    l->slot_bytes = slot_bytes;
+    l->per_extent = (uint32_t)(p->extent_bytes / slot_bytes);
+    l->avail = POOL_NONE;
+    *ret = p->n_layouts++;
+    return KVS_OK;
+}
+
+uint32_t pool_n_layouts(const pool *p)
+{
+    return p->n_layouts;
+}
+
+void pool_layout_get(const pool *p, uint32_t layout_id, pool_layout_info *ret)
+{
+    const layout *l = &p->layouts[layout_id];
+
+    assert(layout_id < p->n_layouts);
+    *ret = (pool_layout_info){
+        .slot_bytes = l->slot_bytes,
+        .n_extents = l->n_extents,
+        .n_slots = l->n_slots,
+        .n_free = l->n[POOL_FREE],
+        .n_writing = l->n[POOL_WRITING],
+        .n_ready = l->n[POOL_READY],
+        .n_draining = l->n[POOL_DRAINING],
+        .n_quarantined = l->n[POOL_QUARANTINED],
+        .cap = layout_cap(p, l),
+    };
+}
+
+/* ---- binding ---- */
+
+static void extent_bind(pool *p, uint32_t e, uint32_t layout_id)
+{
+    layout *l = &p->layouts[layout_id];
+    extent *x = &p->extents[e];
+    uint64_t n = l->per_extent;
+
+    list_remove(p, &p->unassigned, e);
+    p->n_unassigned--;
+    if (p->max_slots != 0 && n > p->max_slots - l->n_slots)
+        n = p->max_slots - l->n_slots;
+    *x = (extent){.layout = layout_id, .n_slots = (uint32_t)n, .free_head = POOL_NONE};
+    x->n[POOL_FREE] = (uint32_t)n;
+    l->n_extents++;
+    l->n_slots += n;
+    l->n[POOL_FREE] += n;
+    p->waste += p->extent_bytes - n * l->slot_bytes;
+    list_push(p, &l->avail, e);
+}
+
+/* A closing extent whose slots are all free belongs to nobody again. */
+static void extent_unbind_if_empty(pool *p, uint32_t e)
+{
+    extent *x = &p->extents[e];
+    layout *l = &p->layouts[x->layout];
+
+    if (!x->closing || x->n[POOL_FREE] != x->n_slots)
+        return;
+    l->n_slots -= x->n_slots;
+    l->n[POOL_FREE] -= x->n_slots;
+    p->waste -= p->extent_bytes - x->n_slots * l->slot_bytes;
+    *x = (extent){.layout = POOL_NONE};
+    list_push(p, &p->unassigned, e);
+    p->n_unassigned++;
+}
+
+static bool extent_can_give(const extent *x)
+{
+    return !x->closing && (x->free_head != POOL_NONE || x->n_used < x->n_slots);
+}
+
+void pool_extent_close(pool *p, uint32_t e)
+{
+    extent *x = &p->extents[e];
+
+    assert(e < p->n_extents && x->layout != POOL_NONE);
+    if (x->closing)
+        return;
+    if (extent_can_give(x))
+        list_remove(p, &p->layouts[x->layout].avail, e);
+    p->layouts[x->layout].n_extents--;
+    x->closing = true;
+    extent_unbind_if_empty(p, e);
+}
+
+/* ---- slots ---- */
+
+/* The one place where a slot changes its state. */
+static void slot_become(pool *p, pool_slot s, enum pool_state to)
+{
+    pool_row *r = sparse_at(&p->rows, s);
+    extent *x = &p->extents[s / p->rows_per_extent];
+    layout *l = &p->layouts[x->layout];
+
+    x->n[r->state]--;
+    l->n[r->state]--;
+    x->n[to]++;
+    l->n[to]++;
+    __atomic_store_n(&r->state, (uint32_t)to, __ATOMIC_RELEASE);
+}
+
+static uint32_t slot_state(const pool *p, pool_slot s)
+{
+    return ((const pool_row *)sparse_at(&p->rows, s))->state;
+}
+
+kvs_status pool_take(pool *p, uint32_t layout_id, pool_slot *ret)
+{
+    layout *l = &p->layouts[layout_id];
+    uint32_t e = l->avail, index;
+    pool_slot s;
+    extent *x;
+    pool_row *r;
+
+    assert(layout_id < p->n_layouts);
+    if (e == POOL_NONE) {
+        if (p->unassigned == POOL_NONE || (p->max_slots != 0 && l->n_slots >= p->max_slots))
+            return KVS_E_NO_SPACE;
+        e = p->unassigned;
+        extent_bind(p, e, layout_id);
+    }
+    x = &p->extents[e];
+    index = x->free_head;
+    s = e * p->rows_per_extent + (index != POOL_NONE ? index : x->n_used);
+    if (index != POOL_NONE)
+        x->free_head = *(uint32_t *)sparse_at(&p->links, s);
+    else
+        x->n_used++;
+    if (!extent_can_give(x))
+        list_remove(p, &l->avail, e);
+    r = sparse_touch(&p->rows, s);
+    assert(r->state == POOL_FREE);
+    slot_become(p, s, POOL_WRITING);
+    memset(r->key, 0, sizeof r->key);
+    r->ns = 0;
+    r->gen++;
+    r->depth = 0;
+    r->checksum = 0;
+    r->parent = POOL_NONE;
+    r->parent_gen = 0;
+    *ret = s;
+    return KVS_OK;
+}
+
+void pool_commit(pool *p, pool_slot s, uint64_t checksum)
+{
+    assert(slot_state(p, s) == POOL_WRITING);
+    ((pool_row *)sparse_at(&p->rows, s))->checksum = checksum;
+    slot_become(p, s, POOL_READY);
+}
+
+void pool_drain(pool *p, pool_slot s)
+{
+    assert(slot_state(p, s) == POOL_READY);
+    slot_become(p, s, POOL_DRAINING);
+}
+
+void pool_quarantine(pool *p, pool_slot s)
+{
+    uint32_t st = slot_state(p, s);
+
+    assert(st == POOL_WRITING || st == POOL_READY || st == POOL_DRAINING);
+    (void)st;
+    slot_become(p, s, POOL_QUARANTINED);
+}
+
+void pool_release(pool *p, pool_slot s)
+{
+    uint32_t e = s / p->rows_per_extent;
+    extent *x = &p->extents[e];
+    bool could_give = extent_can_give(x);
+    uint32_t *link;
+
+    assert(slot_state(p, s) != POOL_FREE);
+    slot_become(p, s, POOL_FREE);
+    link = sparse_touch(&p->links, s);
+    *link = x->free_head;
+    x->free_head = s % p->rows_per_extent;
+    if (x->closing)
+        extent_unbind_if_empty(p, e);
+    else if (!could_give)
+        list_push(p, &p->layouts[x->layout].avail, e);
+}
+
+pool_row *pool_row_of(const pool *p, pool_slot s)
+{
+    return s < pool_max_rows(p) ? sparse_at(&p->rows, s) : NULL;
+}
+
+uint8_t *pool_address(const pool *p, pool_slot s)
+{
+    uint32_t e = s / p->rows_per_extent;
+    const layout *l = &p->layouts[p->extents[e].layout];
+
+    return p->arena + e * p->extent_bytes + (s % p->rows_per_extent) * l->slot_bytes;
+}
+
+uint32_t pool_layout_of(const pool *p, pool_slot s)
+{
+    return p->extents[s / p->rows_per_extent].layout;
+}
+
+uint32_t pool_max_rows(const pool *p)
+{
+    return p->n_extents * p->rows_per_extent;
+}
+
+/* ---- extents ---- */
+
+uint32_t pool_n_extents(const pool *p)
+{
+    return p->n_extents;
+}
+
+uint32_t pool_extent_of(const pool *p, pool_slot s)
+{
+    return s / p->rows_per_extent;
+}
+
+uint32_t pool_extent_layout(const pool *p, uint32_t e, pool_slot *ret_first, uint32_t *ret_n, bool *ret_closing)
+{
+    const extent *x = &p->extents[e];
+
+    assert(e < p->n_extents);
+    if (ret_first != NULL)
+        *ret_first = e * p->rows_per_extent;
+    if (ret_n != NULL)
+        *ret_n = x->n_slots;
+    if (ret_closing != NULL)
+        *ret_closing = x->closing;
+    return x->layout;
+}
+
+uint32_t pool_extent_used(const pool *p, uint32_t e)
+{
+    assert(e < p->n_extents);
+    return p->extents[e].n_used;
+}
+
+void pool_get_bytes(const pool *p, pool_bytes *ret)
+{
+    *ret = (pool_bytes){
+        .arena = p->n_usable * p->extent_bytes,
+        .unassigned = p->n_unassigned * p->extent_bytes,
+        .waste = p->waste,
+        .max = (p->stopped ? p->n_usable : p->n_extents) * p->extent_bytes,
+    };
+    for (uint32_t i = 0; i < p->n_layouts; i++) {
+        const layout *l = &p->layouts[i];
+
+        ret->free += l->n[POOL_FREE] * l->slot_bytes;
+        ret->writing += l->n[POOL_WRITING] * l->slot_bytes;
+        ret->ready += l->n[POOL_READY] * l->slot_bytes;
+        ret->draining += l->n[POOL_DRAINING] * l->slot_bytes;
+        ret->quarantined += l->n[POOL_QUARANTINED] * l->slot_bytes;
+    }
+}
+
+uint64_t pool_metadata_bytes(const pool *p)
+{
+    return sizeof *p + p->n_extents * sizeof *p->extents + sparse_resident(&p->rows) + sparse_resident(&p->links);
+}
+
+/* ---- check ---- */
+
+static kvs_status differs(kvs_err *err, const char *what, uint64_t at, uint64_t found, uint64_t counted)
+{
+    return kvs_fail(err, KVS_E_CORRUPT, "pool: %s of %llu: %llu found, %llu on the books", what, ULL(at), ULL(found),
+                    ULL(counted));
+}
+
+static kvs_status check_free_list(const pool *p, uint32_t e, kvs_err *err)
+{
+    const extent *x = &p->extents[e];
+    uint32_t n = x->n_slots - x->n_used;
+
+    for (uint32_t i = x->free_head; i != POOL_NONE; n++) {
+        pool_slot s = e * p->rows_per_extent + i;
+
+        if (i >= x->n_used || n >= x->n_slots || slot_state(p, s) != POOL_FREE)
+            return differs(err, "free list of extent", e, i, x->n_used);
+        i = *(const uint32_t *)sparse_at(&p->links, s);
+    }
+    return n == x->n[POOL_FREE] ? KVS_OK : differs(err, "free list length of extent", e, n, x->n[POOL_FREE]);
+}
+
+static kvs_status check_extent(const pool *p, uint32_t e, layout *sums, kvs_err *err)
+{
+    const extent *x = &p->extents[e];
+    uint32_t n[N_STATES] = {0};
+
+    if (x->layout >= p->n_layouts || x->n_used > x->n_slots || x->n_slots > p->layouts[x->layout].per_extent)
+        return differs(err, "shape of extent", e, x->n_used, x->n_slots);
+    for (uint32_t i = 0; i < x->n_used; i++) {
+        uint32_t st = slot_state(p, e * p->rows_per_extent + i);
+
+        if (st >= N_STATES)
+            return differs(err, "state of row", e * p->rows_per_extent + i, st, N_STATES);
+        n[st]++;
+    }
+    n[POOL_FREE] += x->n_slots - x->n_used;
+    for (uint32_t st = 0; st < N_STATES; st++) {
+        if (n[st] != x->n[st])
+            return differs(err, "states of extent", e, n[st], x->n[st]);
+        sums[x->layout].n[st] += n[st];
+    }
+    sums[x->layout].n_extents += !x->closing;
+    sums[x->layout].n_slots += x->n_slots;
+    sums[x->layout].avail += extent_can_give(x);
+    return check_free_list(p, e, err);
+}
+
+static kvs_status check_layout_sums(const pool *p, uint32_t i, const layout *sum, kvs_err *err)
+{
+    const layout *l = &p->layouts[i];
+    uint32_t n_avail = 0;
+
+    if (sum->n_extents != l->n_extents)
+        return differs(err, "extents of layout", i, sum->n_extents, l->n_extents);
+    if (sum->n_slots != l->n_slots || (p->max_slots != 0 && l->n_slots > p->max_slots))
+        return differs(err, "slots of layout", i, sum->n_slots, l->n_slots);
+    for (uint32_t st = 0; st < N_STATES; st++)
+        if (sum->n[st] != l->n[st])
+            return differs(err, "states of layout", i, sum->n[st], l->n[st]);
+    for (uint32_t e = l->avail; e != POOL_NONE && n_avail <= sum->avail; e = p->extents[e].next)
+        n_avail += p->extents[e].layout == i && extent_can_give(&p->extents[e]);
+    return n_avail == sum->avail ? KVS_OK : differs(err, "extents with room of layout", i, n_avail, sum->avail);
+}
+
+static kvs_status check_law(const pool *p, uint64_t unassigned, kvs_err *err)
+{
+    pool_bytes b;
+    uint64_t sum;
+
+    pool_get_bytes(p, &b);
+    if (unassigned * p->extent_bytes != b.unassigned)
+        return differs(err, "unassigned bytes", 0, unassigned * p->extent_bytes, b.unassigned);
+    sum = b.unassigned + b.waste + b.free + b.writing + b.ready + b.draining + b.quarantined;
+    return sum == b.arena ? KVS_OK : differs(err, "sum of bytes", 0, sum, b.arena);
+}
+
+kvs_status pool_check(const pool *p, kvs_err *err)
+{
+    layout *sums = calloc(POOL_MAX_LAYOUTS, sizeof *sums);
+    uint64_t unassigned = 0;
+    kvs_status s = KVS_OK;
+
+    if (sums == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "pool: no memory to check it");
+    for (uint32_t e = 0; e < p->n_usable && s == KVS_OK; e++) {
+        if (p->extents[e].layout == POOL_NONE)
+            unassigned++;
+        else
+            s = check_extent(p, e, sums, err);
+    }
+    for (uint32_t i = 0; i < p->n_layouts && s == KVS_OK; i++)
+        s = check_layout_sums(p, i, &sums[i], err);
+    if (s == KVS_OK)
+        s = check_law(p, unassigned, err);
+    free(sums);
+    return s;
+}

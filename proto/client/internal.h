@@ -1,0 +1,280 @@
+#ifndef KVS_CLIENT_INTERNAL_H
+#define KVS_CLIENT_INTERNAL_H
+
+/* What the files of libkvstride share: the handle, requests in flight, and who may do what when.
+ *
+ * Knows the wire and the public types.  Does not know what a caller does with the results.
+ *
+ * Threads: `mu` guards everything that has no other rule beside it.  Two roles are handed around under it:
+ *   reading  one thread at a time reads the socket: any caller that waits, or the keeper at the end of a connection.  It
+ *            puts answers where they belong and wakes their owners; when it leaves, another waiter takes over.
+ *   sending  one thread at a time puts a frame on the socket, whole.
+ * The keeper (the handle's own thread) sleeps until the peer hangs up, and is the only one that opens or closes sockets.
+ *
+ * Ownership: the client owns all; requests of kvs_submit_* belong to their caller until kvs_request_end. */
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/client/kvstride.h"
+#include "proto/frame.h"
+#include "proto/wire.h"
+
+enum {
+    CLIENT_REPLY_MAX = 64 << 20, /* largest reply body that is believed */
+    CLIENT_EVENTS = 4096,
+    CLIENT_PAGES = 16,
+    CLIENT_SMALL_FRAME = 512, /* frames up to this need no allocation */
+    CLIENT_FLIGHT_BITS = 20,  /* of an id: the place in the table; the rest counts up */
+};
+
+/* ---- time and sockets: link.c ---- */
+int64_t clock_ns(void); /* monotonic */
+int64_t deadline_in(uint32_t ms);
+/* Wait on up to two descriptors until the deadline; 0 = time is up.  EINTR is waited through. */
+struct pollfd;
+int poll_until(struct pollfd *p, unsigned n, int64_t deadline);
+
+/* A connection that one thread has to itself, until it is published. */
+typedef struct wire_link {
+    int fd;
+    int cancel_fd; /* readable: give up with E_CANCELLED; -1: none */
+    uint64_t next_id;
+    frame_reader reader;
+} wire_link;
+kvs_status link_open(wire_link *l, const char *path, int cancel_fd, int64_t deadline, kvs_err *err);
+void link_close(wire_link *l); /* any number of times */
+typedef struct link_frame {
+    uint16_t op;
+    const uint8_t *body;
+    size_t len;
+    const int *fds;
+    uint32_t n_fds;
+} link_frame;
+/* Send one request and read its one reply.  *ret borrows from the link; its descriptors are the caller's. */
+kvs_status link_exchange(wire_link *l, const link_frame *q, int64_t deadline, frame *ret, kvs_err *err);
+/* One sendmsg: bytes taken, or -errno. */
+long link_send(int fd, const uint8_t *p, size_t n, const int *fds, uint32_t n_fds);
+/* One recvmsg.  E_BUSY: nothing there; E_AWAY: end of file. */
+kvs_status link_recv(int fd, frame_reader *r, kvs_err *err);
+void frame_close_fds(frame *f); /* those not yet taken (taken: -1) */
+/* Head of a reply body: its message into err (if err is not NULL), the rest left in *in.  False: malformed. */
+bool reply_head(const frame *f, wire_in *in, kvs_err *err);
+
+/* ---- requests ---- */
+enum request_state { REQUEST_NEW, REQUEST_FLYING, REQUEST_DONE };
+
+struct kvs_request {
+    kvs_client *c;
+    struct kvs_request *next_done, *prev, *next; /* queue of kvs_poll; list of all that the caller has */
+    uint64_t id, tag, cookie;
+    enum request_state state;
+    bool pipelined, queued;
+    uint16_t op;
+    kvs_status status;
+    kvs_err err;
+    uint32_t n; /* items asked for */
+    kvs_ns *ns; /* OPEN, CREATE, ATTACH, IMPORT; tracking */
+    kvs_region *region;
+    void *items;      /* [n] results, by op; may be NULL */
+    void *ret;        /* single result, by op */
+    const void *args; /* the caller's struct: keys and slots for tracking */
+};
+
+/* One line of the table of requests in flight.  r NULL: nobody waits for it any more. */
+typedef struct flight {
+    kvs_request *r;
+    uint64_t id, cost;
+    uint32_t next_free, region_id;
+    uint64_t target; /* CANCEL: whom */
+    uint16_t op;
+    bool used, control, chosen;
+    bool cancelled; /* a CANCEL of it is on its way: a late E_DEADLINE is not the end yet */
+    bool settling;  /* answered E_DEADLINE while the hardware runs on: its credit and slots come back with the CANCEL */
+} flight;
+
+/* A request being built. */
+typedef struct call {
+    kvs_client *c;
+    kvs_request *r;
+    wire_out out;   /* the body */
+    uint8_t *frame; /* header and body */
+    uint64_t generation, cost, target;
+    int64_t deadline;
+    const int *fds;
+    uint32_t n_fds, region_id;
+    bool control, chosen, nobody; /* nobody: sent for its effect, its reply is an orphan from the start */
+    uint8_t small[CLIENT_SMALL_FRAME];
+} call;
+
+/* Get ready: a body of at most body_cap bytes for request *r, which is reset.  E_AWAY, E_LIMIT, E_NO_MEMORY, E_STATE. */
+kvs_status call_begin(call *k, kvs_client *c, kvs_request *r, uint16_t op, uint64_t body_cap, uint32_t timeout_ms,
+                      kvs_err *err);
+/* Send, wait until the deadline, end; *k is used up. */
+kvs_status call_run(call *k, kvs_err *err);
+/* Send; the request is alive from here on.  *k is used up. */
+kvs_status call_submit(call *k, kvs_err *err);
+kvs_status call_post(call *k); /* send for its effect; for `nobody` */
+void call_drop(call *k);       /* built, but not to be sent */
+kvs_status call_ns(call *k, kvs_ns *ns, uint32_t *ret, kvs_err *err);
+kvs_status call_region(call *k, kvs_region *r, uint32_t *ret, kvs_err *err);
+kvs_status request_create(kvs_request **ret, kvs_client *c, kvs_err *err);
+void request_destroy(kvs_request *r);
+
+/* answers.c: put a reply where it belongs.  mu is held.  False: malformed. */
+bool answer_decode(kvs_request *r, kvs_status s, wire_in *in, frame *f);
+/* An E_DEADLINE whose items say that the hardware still works on them. */
+bool answer_runs_on(const kvs_request *r, kvs_status s);
+/* No reply: give each result the status. */
+void answer_spread(kvs_request *r, kvs_status s);
+/* A reply that nobody waits for: what it gave us is given back, by a chore.  False: malformed. */
+bool answer_orphan(kvs_client *c, const flight *fl, kvs_status s, wire_in *in);
+bool event_take(kvs_client *c, wire_in *in);
+
+/* ---- the handle ---- */
+typedef struct waiter {
+    struct waiter *prev, *next;
+    const kvs_request *r; /* NULL: waits for something else than one reply */
+    bool may_lead;
+    pthread_cond_t cond;
+} waiter;
+
+typedef struct counter_page {
+    uint8_t *base; /* WIRE_COUNTER_PAGE_BYTES, mapped */
+    uint64_t generation;
+    uint32_t n;
+} counter_page;
+
+typedef struct chore {
+    struct chore *next;
+    uint64_t generation;
+    uint16_t op;
+    uint32_t len;
+    uint8_t body[];
+} chore;
+
+struct kvs_ns {
+    kvs_client *c;
+    kvs_ns *next;
+    _Atomic uint32_t id, status; /* written under mu */
+    uint32_t new_id, new_status; /* keeper, while it registers */
+    bool by_id;
+    kvs_ns_info info;
+    size_t canon_len;
+    uint8_t canon[];
+};
+
+typedef struct track { /* a slot of a daemon region that this client holds */
+    uint32_t gen, holds, depth;
+    bool shared, known; /* known: key is set */
+    bool lost;          /* gen is of an earlier life: E_STALE */
+    uint8_t key[WIRE_KEY_BYTES];
+} track;
+
+struct kvs_region {
+    kvs_client *c;
+    kvs_region *next;
+    kvs_ns *ns; /* NULL: scratch */
+    _Atomic uint32_t id, status;
+    uint32_t new_id, new_status;
+    bool dead; /* closed while the keeper was registering it */
+    kvs_region_info info;
+    int fds[WIRE_MAX_FDS];
+    void *base;
+    track *track; /* [info.n_slots] of a daemon region; NULL: scratch, import */
+    uint32_t memory, n_maps;
+    kvs_plane_map *maps; /* [n_maps] import */
+};
+
+enum link_state { LINK_DOWN, LINK_UP };
+
+struct kvs_client {
+    /* fixed after kvs_connect */
+    char path[KVS_SOCKET_PATH_MAX + 1];
+    char name[WIRE_MAX_NAME + 1];
+    uint32_t timeout_ms, connect_timeout_ms, backoff_min_ms, backoff_max_ms;
+    uint32_t *alive; /* 1; reads as 0 in a forked child: the page is wiped there */
+    int wake_fd;     /* eventfd: the keeper is wanted */
+    pthread_t keeper;
+    bool has_keeper;
+    pthread_condattr_t condattr;
+    pthread_mutex_t mu;
+
+    enum link_state state;
+    int fd; /* open while UP, and until the keeper has seen the end */
+    bool reading, sending, closing, registering;
+    frame_reader reader; /* the reader's */
+    uint8_t *out;        /* the sender's: rest of a frame whose caller ran out of time */
+    size_t out_len, out_sent;
+    kvs_server server;
+    int64_t up_since;
+    char why[KVS_ERR_MSG_BYTES]; /* the last connection ended */
+
+    waiter *waiters;
+    flight *table;
+    uint32_t table_n, free_head;
+    uint64_t seq;
+    uint32_t data_used, control_used, orphans;
+    uint64_t bytes_used;
+
+    kvs_request *all, *done_head, *done_tail;
+    kvs_ns *namespaces;
+    kvs_region *regions;
+    chore *chores;
+    counter_page pages[CLIENT_PAGES];
+    uint32_t n_pages; /* ever; the current one is pages[(n_pages - 1) % CLIENT_PAGES] */
+
+    uint32_t watch_mask;
+    kvs_event *events; /* [CLIENT_EVENTS] ring */
+    uint32_t events_first, events_n;
+    uint64_t events_lost, events_lost_peer, events_lost_seen;
+};
+
+/* flight.c.  mu is held in all of these. */
+/* Do something useful until something may have changed: read the socket, or sleep while another does.  False: the
+ * deadline had passed already. */
+bool client_turn(kvs_client *c, const kvs_request *r, int64_t deadline);
+/* The same for a waiter whose wish may come true without the socket: it looks up ten times a second while it reads. */
+bool client_turn_for_any(kvs_client *c, int64_t deadline);
+void client_read_once(kvs_client *c); /* take in what is there, if nobody reads */
+void client_leave(kvs_client *c);     /* done waiting: let another waiter read; unlocks mu */
+void client_wake_general(kvs_client *c);
+__attribute__((format(printf, 2, 3))) void client_lost(kvs_client *c, const char *fmt, ...);
+void client_complete(kvs_client *c, kvs_request *r, kvs_status s);
+void client_abandon(kvs_client *c, kvs_request *r);  /* FLYING only: results are never written from here on */
+bool client_is_settling(kvs_client *c, uint64_t id); /* answered, but the hardware runs on */
+bool client_is_child(const kvs_client *c);
+void client_wake_keeper(kvs_client *c);
+kvs_status client_table(kvs_client *c, uint32_t n, kvs_err *err); /* nothing may be in flight */
+
+/* keeper.c */
+kvs_status keeper_attempt(kvs_client *c, kvs_err *err); /* connect, HELLO, register all, publish; mu not held */
+void *keeper_main(void *client);
+void chore_add(kvs_client *c, uint16_t op, const wire_out *body); /* mu held; lost when memory is short */
+void chores_free(kvs_client *c);
+
+/* region.c */
+kvs_status region_adopt(kvs_region *r, const wire_region_rep *rep, frame *f, kvs_err *err); /* checks, takes fds */
+size_t region_attach_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap);      /* mode 1; length */
+uint32_t region_n_entries(const kvs_region *r);
+size_t region_import_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap);
+void region_entries_done(kvs_region *r, const uint8_t *status); /* [entries] of the reply, in order; NULL: all lost */
+void region_destroy(kvs_region *r);
+void region_track(kvs_region *r, kvs_slot s, bool shared, const uint8_t *key, uint32_t depth);
+void region_untrack(kvs_region *r, kvs_slot s);
+bool region_slot_is_lost(const kvs_region *r, kvs_slot s); /* mu held */
+
+/* counter.c */
+kvs_status counters_map(int fd, uint32_t n, counter_page *ret, kvs_err *err);
+void counters_publish(kvs_client *c, const counter_page *p); /* mu held */
+void counters_abort(kvs_client *c);                          /* mu held */
+void counters_unmap(counter_page *p);
+void counters_fini(kvs_client *c);
+
+/* checks a descriptor of the daemon: a memfd of at least `bytes` that cannot shrink */
+kvs_status memfd_check(int fd, uint64_t bytes, kvs_err *err);
+
+#endif

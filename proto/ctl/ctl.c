@@ -1,0 +1,111 @@
+#include "proto/ctl/ctl.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static int exit_of(kvs_status s)
+{
+    switch (s) {
+    case KVS_OK:
+        return CTL_OK;
+    case KVS_E_CONFIG:
+        return CTL_USAGE;
+    case KVS_E_CORRUPT:
+    case KVS_E_NO_MEMORY:
+        return CTL_FAILED;
+    case KVS_E_AWAY:
+    case KVS_E_DEADLINE:
+    case KVS_E_BUSY:
+    case KVS_E_SYS:
+    case KVS_E_VERSION:
+    case KVS_E_PROTO:
+        return CTL_UNREACHABLE;
+    default:
+        return CTL_REFUSED;
+    }
+}
+
+static int fail(const ctl *c, const char *what, kvs_status s, const kvs_err *err, int code)
+{
+    const char *why = err != NULL && err->msg[0] != '\0' ? err->msg : kvs_status_text(s);
+
+    if (c->json) {
+        json_writer *w = json_writer_create();
+
+        json_begin_object(w, NULL);
+        json_put_string(w, "error", why);
+        json_put_string(w, "status", kvs_status_name(s));
+        json_put_string(w, "what", what);
+        json_end(w);
+        (void)ctl_put(w, code);
+    }
+    (void)fprintf(stderr, "kvstridectl: %s: %s\n", what, why);
+    return code;
+}
+
+int ctl_fail(const ctl *c, const char *what, kvs_status s, const kvs_err *err)
+{
+    return fail(c, what, s, err, exit_of(s));
+}
+
+int ctl_usage(const char *fmt, ...)
+{
+    va_list ap;
+
+    (void)fprintf(stderr, "kvstridectl: ");
+    va_start(ap, fmt);
+    (void)vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    (void)fprintf(stderr, "\nTry 'kvstridectl --help'.\n");
+    return CTL_USAGE;
+}
+
+kvs_client *ctl_connect(const ctl *c, int *ret_exit)
+{
+    kvs_options o = KVS_OPTIONS_INIT;
+    kvs_client *client = NULL;
+    kvs_err err = {0};
+    kvs_status s;
+
+    o.path = c->socket != NULL ? c->socket : getenv("KVSTRIDE_ADMIN_SOCKET");
+    if (o.path == NULL)
+        o.path = CTL_ADMIN_SOCKET;
+    o.name = "kvstridectl";
+    o.timeout_ms = (uint32_t)c->timeout_ms;
+    o.connect_timeout_ms = (uint32_t)c->timeout_ms;
+    s = kvs_connect(&client, &o, &err);
+    if (s == KVS_OK)
+        return client;
+    *ret_exit = exit_of(s);
+    if (s == KVS_E_LIMIT || s == KVS_E_INVALID)
+        *ret_exit = CTL_USAGE; /* the path is none */
+    else if (s == KVS_E_DENIED && access(o.path, W_OK) != 0)
+        *ret_exit = CTL_UNREACHABLE; /* the file system said no, not the daemon */
+    (void)fail(c, "connect", s, &err, *ret_exit);
+    return NULL;
+}
+
+int ctl_put(json_writer *w, int code)
+{
+    const char *text = json_text(w, NULL);
+
+    if (text == NULL) {
+        (void)fprintf(stderr, "kvstridectl: no memory for the answer\n");
+        code = CTL_FAILED;
+    } else {
+        (void)printf("%s\n", text);
+    }
+    json_writer_destroy(w);
+    return code;
+}
+
+bool ctl_reader_gone(void)
+{
+    struct pollfd p = {.fd = STDOUT_FILENO};
+
+    return poll(&p, 1, 0) == 1 && (p.revents & (POLLERR | POLLNVAL)) != 0;
+}

@@ -1,0 +1,324 @@
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/options.h"
+#include "proto/layout.h"
+#include "tests/support/daemon_fixture.h"
+#include "tests/support/raw_client.h"
+
+static daemon_fixture d;
+
+static void init(void)
+{
+    daemon_init(&d);
+}
+
+static void fini(void)
+{
+    daemon_fini(&d);
+}
+
+TestSuite(signals, .init = init, .fini = fini);
+
+static void join(raw_client *c)
+{
+    cr_assert(raw_connect(c, d.socket));
+    cr_assert(raw_hello(c));
+}
+
+Test(signals, term_and_int_end_it_with_status_0_and_leave_no_file)
+{
+    static const int SIGNALS[] = {SIGTERM, SIGINT};
+
+    for (unsigned i = 0; i < 2; i++) {
+        raw_client c;
+
+        cr_assert(daemon_start(&d, NULL));
+        join(&c);
+        (void)kill(d.pid, SIGNALS[i]);
+        cr_assert(daemon_wait_notified(&d, "STOPPING=1", 5000));
+        cr_assert_eq(daemon_wait(&d, 10000), EXIT_CODE_OK);
+        cr_assert(raw_wait_end(&c, 1000));
+        raw_close(&c);
+        cr_assert_neq(access(d.socket, F_OK), 0);
+        cr_assert_neq(access(d.admin, F_OK), 0);
+    }
+    cr_assert_eq(daemon_log_count(&d, "handles_leaked"), 0);
+}
+
+Test(signals, a_stop_right_after_exec_is_remembered)
+{
+    daemon_spawn(&d, NULL);
+    cr_assert(daemon_wait_log(&d, "starting", 1, 10000));
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+}
+
+Test(signals, none_but_a_stop_is_ever_fatal)
+{
+    static const int SIGNALS[] = {SIGHUP, SIGUSR1, SIGUSR2, SIGPIPE, SIGWINCH};
+    raw_client c;
+
+    daemon_spawn(&d, NULL);
+    cr_assert(daemon_wait_log(&d, "starting", 1, 10000));
+    for (unsigned i = 0; i < 20; i++)
+        for (unsigned k = 0; k < 5; k++)
+            cr_assert_eq(kill(d.pid, SIGNALS[k]), 0);
+    cr_assert(daemon_wait_notified(&d, "READY=1", 10000));
+    join(&c);
+    for (unsigned i = 0; i < 100; i++)
+        for (unsigned k = 0; k < 5; k++)
+            cr_assert_eq(kill(d.pid, SIGNALS[k]), 0);
+    cr_assert(raw_ping(&c, 9));
+    raw_close(&c);
+    (void)kill(d.pid, SIGTERM);
+    for (unsigned i = 0; i < 50; i++)
+        (void)kill(d.pid, SIGHUP);
+    cr_assert_eq(daemon_wait(&d, 10000), EXIT_CODE_OK);
+}
+
+Test(signals, a_service_manager_that_does_not_read_stops_nothing)
+{
+    raw_client c;
+
+    cr_assert(daemon_start(&d, NULL));
+    join(&c);
+    for (unsigned i = 1; i <= 600; i++) { /* more than the manager's queue holds; each reload tells it twice */
+        (void)kill(d.pid, SIGHUP);
+        cr_assert(raw_ping(&c, i));
+    }
+    raw_close(&c);
+    cr_assert(daemon_wait_notified(&d, "RELOADING=1", 5000));
+    (void)kill(d.pid, SIGTERM);
+    cr_assert(daemon_wait_notified(&d, "STOPPING=1", 5000), "what waited gets through");
+    cr_assert_eq(daemon_wait(&d, 10000), EXIT_CODE_OK);
+}
+
+Test(signals, hang_up_applies_what_may_change)
+{
+    cr_assert(daemon_start(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"limits\": {\"max_clients\": 5}}"));
+    daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"32MiB\"}, \"limits\": {\"max_clients\": 1}}");
+    (void)kill(d.pid, SIGHUP);
+    cr_assert(daemon_wait_notified(&d, "RELOADING=1", 5000));
+    cr_assert(daemon_wait_notified(&d, "READY=1", 5000));
+    cr_assert(daemon_wait_log(&d, "changed=limits.max_clients needs_restart=pool.max_bytes", 1, 5000));
+    {
+        raw_client first, second;
+
+        join(&first);
+        cr_assert(raw_connect(&second, d.socket));
+        cr_assert(!raw_hello(&second), "the new limit holds");
+        raw_close(&first);
+        raw_close(&second);
+    }
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+}
+
+Test(signals, hang_up_with_a_bad_file_keeps_the_old_one)
+{
+    raw_client c;
+
+    cr_assert(daemon_start(&d, NULL));
+    daemon_configure(&d, "{\"limits\": {\"max_clients\": 0}}");
+    (void)kill(d.pid, SIGHUP);
+    cr_assert(daemon_wait_log(&d, "reload_refused", 1, 5000));
+    cr_assert_eq(daemon_log_count(&d, "limits.max_clients"), 1);
+    join(&c);
+    raw_close(&c);
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+}
+
+/* One reply of this op and id; its fixed part begins behind the message. */
+static wire_in reply_of(raw_client *c, uint16_t op, uint64_t id, frame *f)
+{
+    wire_in in;
+
+    cr_assert(raw_recv(c, f, 5000), "no reply to op %u", op);
+    cr_assert_eq(f->head.op, op);
+    cr_assert_eq(f->head.id, id);
+    cr_assert_eq(f->head.status, KVS_OK, "op %u: %s", op, kvs_status_name(f->head.status));
+    for (unsigned i = 0; i < f->head.n_fds; i++)
+        (void)close(f->fds[i]);
+    in = (wire_in){.base = f->body, .len = f->head.body_len};
+    (void)wire_get_array(&in, wire_get_u32(&in) + 4u, 1); /* message length, reserved word, message */
+    return in;
+}
+
+static uint32_t open_namespace(raw_client *c)
+{
+    uint8_t canon[4096];
+    kvs_namespace ns;
+    kvs_plane planes[2];
+    wire_open_rep rep;
+    size_t len;
+    frame f;
+    wire_in in;
+
+    cr_assert_eq(kvs_namespace_mla("model", "", KVS_FORMAT_mla_bf16, 2, 16, planes, &ns, NULL), KVS_OK);
+    cr_assert_eq(kvs_namespace_encode(&ns, canon, sizeof canon, &len, NULL), KVS_OK);
+    memset(canon + len, 0, 8);
+    cr_assert(raw_send(c, WIRE_OPEN, 2, canon, (uint32_t)((len + 7) & ~(size_t)7), NULL, 0));
+    in = reply_of(c, WIRE_OPEN, 2, &f);
+    wire_get_open_rep(&in, &rep);
+    return rep.ns;
+}
+
+static uint32_t create_region(raw_client *c, uint32_t ns)
+{
+    wire_region_create_req req = {.ns = ns, .kind = WIRE_REGION_SLOTS, .n_slots = 2};
+    uint8_t body[64];
+    wire_out o = {.base = body, .cap = sizeof body};
+    wire_region_rep rep;
+    frame f;
+    wire_in in;
+
+    wire_put_region_create_req(&o, &req);
+    cr_assert(raw_send(c, WIRE_REGION_CREATE, 3, body, (uint32_t)o.len, NULL, 0));
+    in = reply_of(c, WIRE_REGION_CREATE, 3, &f);
+    wire_get_region_rep(&in, &rep);
+    return rep.region;
+}
+
+/* A STORE that waits for a counter which nobody will ever advance: id 5. */
+static void store_and_wait(raw_client *c)
+{
+    wire_store_req req = {
+        .ns = open_namespace(c), .n = 1, .after_counter = 0, .after_value = 1, .signal_counter = WIRE_NONE32};
+    wire_slot_take_req take = {.n = 1};
+    uint8_t body[256], key[32] = {1};
+    wire_out o = {.base = body, .cap = sizeof body};
+    frame f;
+    wire_in in;
+
+    req.region = take.region = create_region(c, req.ns);
+    wire_put_slot_take_req(&o, &take);
+    cr_assert(raw_send(c, WIRE_SLOT_TAKE, 4, body, (uint32_t)o.len, NULL, 0));
+    in = reply_of(c, WIRE_SLOT_TAKE, 4, &f);
+    (void)wire_get_u64(&in);
+    {
+        wire_slot_ref slot;
+
+        wire_get_slot_ref(&in, &slot);
+        o.len = 0;
+        wire_put_store_req(&o, &req);
+        wire_put_bytes(&o, key, sizeof key);
+        wire_put_slot_ref(&o, &slot);
+    }
+    cr_assert(raw_send(c, WIRE_STORE, 5, body, (uint32_t)o.len, NULL, 0));
+    cr_assert(raw_ping(c, 6), "it waits, and the daemon does not");
+}
+
+Test(signals, a_stop_waits_for_requests_in_flight_no_longer_than_configured)
+{
+    uint64_t start;
+    raw_client c;
+
+    cr_assert(daemon_start(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"drain\": {\"timeout_ms\": 300}}"));
+    join(&c);
+    store_and_wait(&c);
+    start = raw_now_ms();
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+    cr_assert_geq(raw_now_ms() - start, 290);
+    cr_assert_leq(raw_now_ms() - start, 5000);
+    cr_assert_eq(daemon_log_count(&d, "drain_timeout"), 1);
+    raw_close(&c);
+}
+
+Test(signals, a_second_stop_waits_for_nothing)
+{
+    raw_client c;
+
+    cr_assert(daemon_start(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"drain\": {\"timeout_ms\": 600000}}"));
+    join(&c);
+    store_and_wait(&c);
+    (void)kill(d.pid, SIGTERM);
+    cr_assert(daemon_wait_notified(&d, "STOPPING=1", 5000));
+    cr_assert(raw_ping(&c, 7) || !c.ended, "who is in stays in while it drains");
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+    cr_assert_eq(daemon_log_count(&d, "drain_cut_short"), 1);
+    raw_close(&c);
+}
+
+Test(signals, a_client_that_leaves_with_a_request_waiting_leaves_nothing)
+{
+    unsigned before;
+    raw_client c;
+
+    cr_assert(daemon_start(&d, NULL));
+    before = daemon_fds(&d);
+    for (unsigned i = 0; i < 20; i++) {
+        join(&c);
+        store_and_wait(&c);
+        raw_close(&c);
+    }
+    cr_assert(daemon_wait_fds(&d, before, 1000), "back within a second");
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+}
+
+static const char BAD[] = "{\"pool\": {\"max_bites\": 1}}";
+
+Test(signals, a_bad_configuration_ends_with_its_own_status)
+{
+    char out[1024];
+
+    daemon_configure(&d, BAD);
+    daemon_spawn(&d, NULL);
+    cr_assert_eq(daemon_wait(&d, 10000), EXIT_CODE_CONFIG);
+    cr_assert_eq(daemon_log_count(&d, "max_bites"), 1);
+    cr_assert_eq(daemon_run(&d, (const char *[]){"--config", d.config, "--check-config", NULL}, out, sizeof out),
+                 EXIT_CODE_CONFIG);
+    cr_assert_not_null(strstr(out, "max_bites"), "%s", out);
+    cr_assert_eq(daemon_run(&d, (const char *[]){"--config", "/nonexistent.json", NULL}, out, sizeof out),
+                 EXIT_CODE_CONFIG);
+    cr_assert_not_null(strstr(out, "/nonexistent.json"), "%s", out);
+}
+
+Test(signals, a_pool_that_gets_no_memory_at_all_ends_with_a_system_fault_that_names_both_sizes)
+{
+    d.no_memory = true;
+    daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}}");
+    daemon_spawn(&d, NULL);
+    cr_assert(!daemon_wait_notified(&d, "READY=1", 10000));
+    cr_assert_eq(daemon_wait(&d, 10000), EXIT_CODE_SYSTEM);
+    cr_assert_eq(daemon_log_count(&d, " start_failed "), 1);
+    cr_assert_eq(daemon_log_count(&d, "not even the first 16777216 bytes of 16777216"), 1);
+    cr_assert_eq(daemon_log_count(&d, "are available"), 2, "also where the piece failed");
+    d.no_memory = false;
+    cr_assert(daemon_start(&d, NULL), "with memory it starts");
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+}
+
+Test(signals, the_command_line_prints_and_ends)
+{
+    static const struct {
+        const char *args[4], *says;
+        int code;
+    } LINES[] = {{{"--version"}, "kvstrided ", EXIT_CODE_OK},
+                 {{"--help"}, "Exit codes", EXIT_CODE_OK},
+                 {{"--print-schema"}, "max_bytes", EXIT_CODE_OK},
+                 {{"--print-table"}, "pool.max_bytes", EXIT_CODE_OK},
+                 {{"--print-config", "--set", "limits.max_clients=77"}, "77", EXIT_CODE_OK},
+                 {{"--check-config", "--set", "limits.max_clients=0"}, "limits.max_clients", EXIT_CODE_CONFIG},
+                 {{"--set", "device.kind=cuda", "--check-config"}, "good", EXIT_CODE_OK},
+                 {{"--nonsense"}, "--nonsense", EXIT_CODE_USAGE},
+                 {{"--set"}, "--set", EXIT_CODE_USAGE}};
+    char out[65536];
+
+    for (size_t i = 0; i < sizeof LINES / sizeof LINES[0]; i++) {
+        cr_assert_eq(daemon_run(&d, LINES[i].args, out, sizeof out), LINES[i].code, "%s: %s", LINES[i].args[0], out);
+        cr_assert_not_null(strstr(out, LINES[i].says), "%s: %s", LINES[i].args[0], out);
+    }
+}
+
+Test(signals, what_it_prints_as_configuration_it_takes_back)
+{
+    char out[65536];
+
+    cr_assert_eq(
+        daemon_run(&d, (const char *[]){"--print-config", "--set", "pool.max_bytes=8MiB", NULL}, out, sizeof out),
+        EXIT_CODE_OK);
+    daemon_configure(&d, out);
+    cr_assert_eq(daemon_run(&d, (const char *[]){"--config", d.config, "--check-config", NULL}, out, sizeof out),
+                 EXIT_CODE_OK, "%s", out);
+}

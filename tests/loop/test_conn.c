@@ -1,0 +1,594 @@
+#include "daemon/conn.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include "daemon/log.h"
+#include "tests/loop/fake_core.h"
+#include "tests/support/loop_fixture.h"
+#include "tests/support/raw_client.h"
+
+/* What the server does for connections, and no more. */
+typedef struct holder {
+    uv_loop_t loop;
+    uv_prepare_t prepare;
+    uv_timer_t timer;
+    uv_idle_t no_wait;
+    mailbox *mailbox;
+    core core;
+    config config;
+    conn_host host;
+    uint32_t n_turns;
+} holder;
+
+static holder h;
+
+static void on_idle(uv_idle_t *i)
+{
+    (void)i;
+}
+
+static void on_timer(uv_timer_t *t)
+{
+    (void)t;
+    conns_check(&h.host, conn_now_us());
+}
+
+static void on_prepare(uv_prepare_t *p)
+{
+    (void)p;
+    h.n_turns++;
+    if (conns_turn(&h.host))
+        (void)uv_idle_start(&h.no_wait, on_idle);
+    else
+        (void)uv_idle_stop(&h.no_wait);
+}
+
+static void begin(void)
+{
+    log_open(LOG_LEVEL_ERROR, false);
+    memset(&h, 0, sizeof h);
+    cr_assert_eq(uv_loop_init(&h.loop), 0);
+    cr_assert_eq(mailbox_create(&h.mailbox, &h.loop, NULL), KVS_OK);
+    config_default(&h.config);
+    h.core.due_us = UINT64_MAX;
+    conn_host_init(&h.host, &h.loop, &h.core, h.mailbox, &h.config);
+    (void)uv_prepare_init(&h.loop, &h.prepare);
+    (void)uv_prepare_start(&h.prepare, on_prepare);
+    (void)uv_idle_init(&h.loop, &h.no_wait);
+    (void)uv_timer_init(&h.loop, &h.timer);
+    (void)uv_timer_start(&h.timer, on_timer, 5, 5);
+}
+
+static bool is_gone(void *ud)
+{
+    (void)ud;
+    return conns_gone(&h.host);
+}
+
+/* Everything is closed and nothing is left: handles, connections, peers. */
+static void end(void)
+{
+    conns_close(&h.host);
+    fake_finish(&h.core);
+    cr_assert(loop_until(&h.loop, is_gone, NULL, 5000));
+    cr_assert_eq(h.core.n_peers, 0);
+    cr_assert_eq(h.host.n_clients, 0);
+    uv_close((uv_handle_t *)&h.prepare, NULL);
+    uv_close((uv_handle_t *)&h.no_wait, NULL);
+    uv_close((uv_handle_t *)&h.timer, NULL);
+    mailbox_close(h.mailbox);
+    cr_assert(loop_end(&h.loop));
+}
+
+static void join_as(raw_client *c, pid_t pid)
+{
+    peer_info info = {.uid = getuid(), .pid = pid};
+    int fds[2];
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    raw_init(c, fds[0]);
+    cr_assert_eq(conn_open(&h.host, fds[1], &info, NULL), KVS_OK);
+}
+
+static bool try_recv(void *ud);
+
+typedef struct wanted {
+    raw_client *client;
+    frame frame;
+} wanted;
+
+static bool try_recv(void *ud)
+{
+    wanted *w = ud;
+
+    return raw_poll(w->client, &w->frame);
+}
+
+static bool recv_frame(raw_client *c, frame *ret)
+{
+    wanted w = {.client = c};
+    bool ok = loop_until(&h.loop, try_recv, &w, 5000);
+
+    *ret = w.frame;
+    return ok;
+}
+
+static bool has_ended(void *ud)
+{
+    raw_client *c = ud;
+    frame f;
+
+    (void)raw_poll(c, &f);
+    return c->ended;
+}
+
+static void say_hello(raw_client *c)
+{
+    frame f;
+
+    cr_assert(raw_send(c, WIRE_HELLO, 1, NULL, 0, NULL, 0));
+    cr_assert(recv_frame(c, &f));
+    cr_assert_eq(f.head.op, WIRE_HELLO);
+}
+
+static void join_client(raw_client *c)
+{
+    join_as(c, 0);
+    say_hello(c);
+}
+
+static void expect(raw_client *c, uint16_t op, uint64_t id)
+{
+    frame f;
+
+    cr_assert(recv_frame(c, &f), "no reply to request %d", (int)id);
+    cr_assert_eq(f.head.op, op);
+    cr_assert_eq(f.head.id, id);
+}
+
+Test(conn, answers_in_order_what_came_in_one_piece)
+{
+    uint8_t many[40 * WIRE_HEADER_BYTES];
+    raw_client c;
+
+    begin();
+    join_client(&c);
+    for (unsigned i = 0; i < 40; i++)
+        wire_header_encode(&(wire_header){.op = WIRE_PING, .id = i}, many + i * WIRE_HEADER_BYTES);
+    cr_assert(raw_write(&c, many, sizeof many, NULL, 0));
+    for (unsigned i = 0; i < 40; i++)
+        expect(&c, WIRE_PING, i);
+    raw_close(&c);
+    end();
+}
+
+Test(conn, answers_a_stream_of_single_bytes)
+{
+    uint8_t bytes[WIRE_HEADER_BYTES + 8] = {0};
+    raw_client c;
+
+    begin();
+    join_client(&c);
+    wire_header_encode(&(wire_header){.op = WIRE_PING, .id = 7, .body_len = 8}, bytes);
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        cr_assert(raw_write(&c, bytes + i, 1, NULL, 0));
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    }
+    expect(&c, WIRE_PING, 7);
+    raw_close(&c);
+    end();
+}
+
+Test(conn, gives_descriptors_to_their_frame_and_to_no_other)
+{
+    int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    unsigned before;
+    raw_client c;
+    frame f;
+
+    begin();
+    join_client(&c);
+    before = count_fds(0);
+    cr_assert(raw_send(&c, WIRE_PING, 1, NULL, 0, NULL, 0));
+    cr_assert(raw_send(&c, WIRE_HEALTH, 2, NULL, 0, (int[]){fd, fd}, 2));
+    cr_assert(raw_send(&c, WIRE_HEALTH, 3, NULL, 0, NULL, 0));
+    cr_assert(raw_send(&c, WIRE_PING, 4, NULL, 0, NULL, 0));
+    for (unsigned id = 1; id <= 4; id++) {
+        cr_assert(recv_frame(&c, &f));
+        cr_assert_eq(f.head.id, id);
+        cr_assert_eq(f.head.n_fds, id == 2 || id == 3, "reply %u has %u descriptors", id, f.head.n_fds);
+        for (unsigned i = 0; i < f.head.n_fds; i++)
+            cr_assert_eq(close(f.fds[i]), 0);
+    }
+    cr_assert_eq(h.core.n_fds, 2);
+    cr_assert_eq(count_fds(0), before);
+    raw_close(&c);
+    end();
+    (void)close(fd);
+}
+
+Test(conn, closes_descriptors_that_no_frame_claims)
+{
+    int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    unsigned before = 0;
+
+    begin();
+    for (unsigned i = 0; i < 20; i++) {
+        uint8_t head[WIRE_HEADER_BYTES];
+        raw_client c;
+
+        join_client(&c);
+        wire_header_encode(&(wire_header){.op = WIRE_PING, .body_len = 8, .n_fds = i % 2}, head);
+        cr_assert(raw_write(&c, head, sizeof head, &fd, 1)); /* odd: half a frame that claims it */
+        if (i % 2 == 0)
+            cr_assert(loop_until(&h.loop, has_ended, &c, 5000));
+        raw_close(&c);
+        cr_assert(loop_until(&h.loop, is_gone, NULL, 5000));
+        if (i == 1)
+            before = count_fds(0);
+    }
+    cr_assert_eq(count_fds(0), before);
+    end();
+    (void)close(fd);
+}
+
+Test(conn, drops_a_client_that_sends_more_descriptors_than_a_frame_may_have)
+{
+    int fds[100];
+    uint8_t head[WIRE_HEADER_BYTES];
+    unsigned before;
+    raw_client c, other;
+
+    begin();
+    join_client(&other);
+    join_client(&c);
+    before = count_fds(0);
+    for (unsigned i = 0; i < 100; i++)
+        fds[i] = STDERR_FILENO;
+    wire_header_encode(&(wire_header){.op = WIRE_PING, .n_fds = 64}, head);
+    cr_assert(raw_write(&c, head, sizeof head, fds, 100));
+    cr_assert(loop_until(&h.loop, has_ended, &c, 5000));
+    cr_assert_eq(count_fds(0), before - 1, "the connection's own descriptor is gone, and no other came");
+    cr_assert(raw_send(&other, WIRE_PING, 2, NULL, 0, NULL, 0));
+    expect(&other, WIRE_PING, 2);
+    raw_close(&c);
+    raw_close(&other);
+    end();
+}
+
+Test(conn, drops_only_the_client_that_sent_garbage)
+{
+    raw_client bad, good;
+
+    begin();
+    join_client(&good);
+    join_client(&bad);
+    cr_assert(raw_write(&bad, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 36, NULL, 0));
+    cr_assert(loop_until(&h.loop, has_ended, &bad, 5000));
+    cr_assert_eq(h.host.n_dropped, 1);
+    cr_assert(raw_send(&good, WIRE_PING, 2, NULL, 0, NULL, 0));
+    expect(&good, WIRE_PING, 2);
+    raw_close(&bad);
+    raw_close(&good);
+    end();
+}
+
+Test(conn, answers_what_came_before_the_garbage)
+{
+    uint8_t bytes[3 * WIRE_HEADER_BYTES];
+    raw_client c;
+
+    begin();
+    join_client(&c);
+    memset(bytes, 0x55, sizeof bytes);
+    for (unsigned i = 0; i < 2; i++)
+        wire_header_encode(&(wire_header){.op = WIRE_PING, .id = i}, bytes + i * WIRE_HEADER_BYTES);
+    cr_assert(raw_write(&c, bytes, sizeof bytes, NULL, 0));
+    expect(&c, WIRE_PING, 0);
+    expect(&c, WIRE_PING, 1);
+    cr_assert(loop_until(&h.loop, has_ended, &c, 5000));
+    raw_close(&c);
+    end();
+}
+
+Test(conn, drops_a_client_whose_request_is_a_fault)
+{
+    raw_client c;
+
+    begin();
+    join_client(&c);
+    cr_assert(raw_send(&c, WIRE_CANCEL, 1, NULL, 0, NULL, 0));
+    cr_assert(raw_send(&c, WIRE_PING, 2, NULL, 0, NULL, 0));
+    cr_assert(loop_until(&h.loop, has_ended, &c, 5000));
+    cr_assert_eq(h.core.n_requests, 2, "HELLO and the fault, nothing behind it");
+    raw_close(&c);
+    end();
+}
+
+Test(conn, sends_every_reply_to_a_half_closed_client_and_then_closes)
+{
+    raw_client c;
+
+    begin();
+    join_client(&c);
+    for (unsigned i = 0; i < 10; i++)
+        cr_assert(raw_send(&c, i % 2 ? WIRE_LOOKUP : WIRE_PING, i, NULL, 0, NULL, 0));
+    cr_assert_eq(shutdown(c.fd, SHUT_WR), 0);
+    for (unsigned i = 0; i < 10; i += 2)
+        expect(&c, WIRE_PING, i);
+    cr_assert(!has_ended(&c));
+    fake_release(&h.core);
+    for (unsigned i = 1; i < 10; i += 2)
+        expect(&c, WIRE_LOOKUP, i);
+    cr_assert(loop_until(&h.loop, has_ended, &c, 5000));
+    cr_assert_eq(h.host.n_dropped, 0);
+    raw_close(&c);
+    end();
+}
+
+static bool is_peer_gone(void *ud)
+{
+    (void)ud;
+    return h.core.n_gone > 0;
+}
+
+Test(conn, notices_that_a_half_closed_client_has_gone)
+{
+    raw_client c;
+
+    begin();
+    join_client(&c);
+    cr_assert(raw_send(&c, WIRE_LOOKUP, 1, NULL, 0, NULL, 0));
+    cr_assert_eq(shutdown(c.fd, SHUT_WR), 0);
+    (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    raw_close(&c);
+    cr_assert(loop_until(&h.loop, is_peer_gone, NULL, 1000), "within a second");
+    end();
+}
+
+Test(conn, takes_a_budget_of_frames_and_then_the_next_client_has_its_turn)
+{
+    uint8_t many[100 * WIRE_HEADER_BYTES];
+    raw_client greedy, modest;
+    wanted w = {.client = &modest};
+
+    begin();
+    h.config.request_budget = 4;
+    join_client(&greedy);
+    join_client(&modest);
+    for (unsigned i = 0; i < 100; i++)
+        wire_header_encode(&(wire_header){.op = WIRE_PING, .id = i}, many + i * WIRE_HEADER_BYTES);
+    cr_assert(raw_write(&greedy, many, sizeof many, NULL, 0));
+    cr_assert(raw_send(&modest, WIRE_PING, 7, NULL, 0, NULL, 0));
+    h.core.n_requests = 0;
+    cr_assert(loop_until(&h.loop, try_recv, &w, 5000));
+    cr_assert_leq(h.core.n_requests, 13, "%u requests were handled before the second client's", h.core.n_requests);
+    for (unsigned i = 0; i < 100; i++)
+        expect(&greedy, WIRE_PING, i);
+    raw_close(&greedy);
+    raw_close(&modest);
+    end();
+}
+
+static bool has_stopped_reading(void *ud)
+{
+    static uint32_t last, same;
+
+    (void)ud;
+    same = h.core.n_requests == last ? same + 1 : 0;
+    last = h.core.n_requests;
+    return same > 10;
+}
+
+Test(conn, stops_reading_while_replies_pile_up_and_loses_none)
+{
+    uint32_t size = 32768, sent = 0, stopped;
+    raw_client c;
+    frame f;
+
+    begin();
+    h.config.out_high_bytes = 65536;
+    join_client(&c);
+    for (; sent < 200; sent++)
+        cr_assert(raw_send(&c, WIRE_STATUS, sent, &size, 4, NULL, 0));
+    cr_assert(loop_until(&h.loop, has_stopped_reading, NULL, 5000));
+    stopped = h.core.n_requests;
+    cr_assert_lt(stopped, 100, "%u of 200 were handled although nothing is read", stopped);
+    for (unsigned i = 0; i < sent; i++) {
+        cr_assert(recv_frame(&c, &f));
+        cr_assert_eq(f.head.id, i);
+        cr_assert_eq(f.head.body_len, size);
+    }
+    cr_assert_eq(h.host.n_dropped, 0);
+    raw_close(&c);
+    end();
+}
+
+Test(conn, drops_a_client_that_reads_nothing_for_too_long)
+{
+    uint32_t size = 1 << 20;
+    raw_client c;
+
+    begin();
+    h.config.write_timeout_ms = 100;
+    join_client(&c);
+    cr_assert(raw_send(&c, WIRE_STATUS, 1, &size, 4, NULL, 0));
+    cr_assert(loop_until(&h.loop, is_gone, NULL, 5000));
+    cr_assert_eq(h.host.n_dropped, 1);
+    raw_close(&c);
+    end();
+}
+
+Test(conn, drops_a_client_whose_unsent_replies_pass_the_limit)
+{
+    uint32_t size = 400000;
+    raw_client c;
+
+    begin();
+    h.config.out_high_bytes = h.config.out_max_bytes = 1000000;
+    join_client(&c);
+    for (unsigned i = 0; i < 4; i++)
+        cr_assert(raw_send(&c, WIRE_STATUS, i, &size, 4, NULL, 0));
+    cr_assert(loop_until(&h.loop, is_gone, NULL, 5000));
+    cr_assert_eq(h.host.n_dropped, 1);
+    raw_close(&c);
+    end();
+}
+
+Test(conn, drops_a_client_that_never_says_hello)
+{
+    raw_client c;
+
+    begin();
+    h.config.frame_timeout_ms = 60;
+    join_as(&c, 0);
+    cr_assert(loop_until(&h.loop, has_ended, &c, 5000));
+    cr_assert_eq(h.host.n_dropped, 1);
+    raw_close(&c);
+    end();
+}
+
+Test(conn, drops_a_client_that_leaves_a_frame_unfinished)
+{
+    raw_client c;
+
+    begin();
+    join_client(&c);
+    h.config.frame_timeout_ms = 60;
+    cr_assert(raw_write(&c, "KVS", 3, NULL, 0));
+    cr_assert(loop_until(&h.loop, has_ended, &c, 5000));
+    cr_assert_eq(h.host.n_dropped, 1);
+    raw_close(&c);
+    end();
+}
+
+Test(conn, has_no_timer_for_a_client_that_is_idle)
+{
+    raw_client c;
+
+    begin();
+    join_client(&c);
+    h.config.frame_timeout_ms = 60;
+    cr_assert(raw_send(&c, WIRE_PING, 1, NULL, 0, NULL, 0));
+    expect(&c, WIRE_PING, 1);
+    h.host.due_us = 0;
+    conns_check(&h.host, conn_now_us());
+    cr_assert_eq(h.host.due_us, UINT64_MAX);
+    raw_close(&c);
+    end();
+}
+
+Test(conn, waits_for_what_a_gone_client_has_left_before_it_is_freed)
+{
+    raw_client c;
+
+    begin();
+    h.core.is_late = true;
+    join_client(&c);
+    cr_assert(raw_send(&c, WIRE_LOOKUP, 1, NULL, 0, NULL, 0));
+    (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    raw_close(&c);
+    cr_assert(loop_until(&h.loop, is_peer_gone, NULL, 5000));
+    fake_release(&h.core); /* a reply for nobody */
+    (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    cr_assert(!conns_gone(&h.host));
+    cr_assert_eq(h.host.n_clients, 1, "its place is not free yet");
+    fake_finish(&h.core);
+    cr_assert(loop_until(&h.loop, is_gone, NULL, 5000));
+    end();
+}
+
+/* A process that connects, leaves the socket to a child of its own, and ends when `go` is closed; the
+ * grandchild ends when `stay` is. */
+static pid_t connect_and_fork(const struct sockaddr_un *a, socklen_t len, int go[2], int stay[2])
+{
+    pid_t pid = fork();
+    char b;
+    int fd;
+
+    if (pid != 0)
+        return pid;
+    (void)close(go[1]);
+    (void)close(stay[1]);
+    fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    if (connect(fd, (const struct sockaddr *)a, len) != 0)
+        _exit(1);
+    if (fork() == 0)
+        _exit(read(stay[0], &b, 1) == 1);
+    _exit(read(go[0], &b, 1) == 1);
+}
+
+Test(conn, ends_with_its_process_even_if_a_child_keeps_the_socket)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    socklen_t len = sizeof a.sun_family, cred_len = sizeof(struct ucred);
+    int listening = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), go[2], stay[2], fd;
+    struct ucred cred;
+    pid_t pid;
+
+    begin();
+    cr_assert_eq(bind(listening, (const struct sockaddr *)&a, len), 0); /* a name of the kernel's choice */
+    cr_assert_eq(listen(listening, 1), 0);
+    len = sizeof a;
+    cr_assert_eq(getsockname(listening, (struct sockaddr *)&a, &len), 0);
+    cr_assert_eq(pipe(go), 0);
+    cr_assert_eq(pipe(stay), 0);
+    pid = connect_and_fork(&a, len, go, stay);
+    fd = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
+    cr_assert_geq(fd, 0);
+    cr_assert_eq(getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &cred_len), 0);
+    cr_assert_eq(cred.pid, pid);
+    cr_assert_eq(conn_open(&h.host, fd, &(peer_info){.uid = cred.uid, .pid = cred.pid}, NULL), KVS_OK);
+    (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    cr_assert_eq(h.core.n_gone, 0);
+    (void)close(go[1]); /* it ends; the grandchild holds the socket on */
+    cr_assert(loop_until(&h.loop, is_peer_gone, NULL, 5000));
+    (void)close(stay[1]);
+    cr_assert_eq(waitpid(pid, NULL, 0), pid);
+    end();
+}
+
+Test(conn, survives_clients_that_leave_with_replies_unread)
+{
+    unsigned before;
+
+    begin();
+    before = count_fds(0);
+    for (unsigned i = 0; i < 2000; i++) {
+        raw_client c;
+
+        join_as(&c, i % 3 ? 0 : getpid());
+        (void)raw_send(&c, WIRE_HELLO, 1, NULL, 0, NULL, 0);
+        (void)raw_send(&c, WIRE_PING, 2, NULL, 0, NULL, 0);
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+        if (i % 2)
+            (void)raw_send(&c, WIRE_PING, 3, NULL, 0, NULL, 0);
+        raw_close(&c);
+    }
+    cr_assert(loop_until(&h.loop, is_gone, NULL, 5000));
+    cr_assert_eq(h.core.n_gone, 2000);
+    cr_assert_eq(count_fds(0), before);
+    end();
+}
+
+Test(conn, handles_what_was_sent_before_the_client_closed)
+{
+    raw_client c;
+
+    begin();
+    join_client(&c);
+    cr_assert(raw_send(&c, WIRE_PING, 2, NULL, 0, NULL, 0));
+    while (h.core.n_requests < 2)
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    (void)uv_run(&h.loop, UV_RUN_NOWAIT); /* the reply is out, and stays unread: the close will be an error here */
+    cr_assert(raw_send(&c, WIRE_PING, 3, NULL, 0, NULL, 0));
+    raw_close(&c);
+    cr_assert(loop_until(&h.loop, is_gone, NULL, 5000));
+    cr_assert_eq(h.core.n_requests, 3);
+    end();
+}

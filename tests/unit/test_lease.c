@@ -1,0 +1,320 @@
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The module itself, with an allocator that fails the n-th call. */
+static int fail_in; /* 0: never */
+
+static void *failing(void *p)
+{
+    if (fail_in > 0 && --fail_in == 0) {
+        free(p);
+        return NULL;
+    }
+    return p;
+}
+
+/* On failure realloc must leave the old memory alone. */
+static void *failing_realloc(void *p, size_t n)
+{
+    if (fail_in > 0 && --fail_in == 0)
+        return NULL;
+    return realloc(p, n);
+}
+
+#define malloc(n)     failing(malloc(n))
+#define calloc(n, m)  failing(calloc(n, m))
+#define realloc(p, n) failing_realloc(p, n)
+#include "daemon/lease.c"
+#undef malloc
+#undef calloc
+#undef realloc
+
+#include "tests/support/dir_fixture.h"
+
+static fixture f;
+static directory_lease one;
+
+static kvs_status reserve(uint64_t first, uint32_t n, uint64_t owner, uint32_t ttl_ms)
+{
+    return fixture_reserve(&f, f.ns, first, n, owner, ttl_ms, &one);
+}
+
+static uint64_t expire_at(uint64_t now_us)
+{
+    f.now_us = now_us;
+    return directory_expire(f.dir, now_us);
+}
+
+Test(lease, holds_the_leading_ready_keys_and_no_more)
+{
+    fixture_init(&f, 8, 8);
+    fixture_store(&f, f.ns, 1, 3, 0, 0);
+    fixture_store(&f, f.ns, 5, 2, 4, 0);
+    cr_assert_eq(reserve(1, 6, 1, 1000), KVS_OK);
+    cr_assert_eq(one.n_leased, 3);
+    cr_assert_eq(one.bytes, 3 * FIXTURE_SLOT_BYTES);
+    cr_assert_eq(fixture_stats(&f).n_leased, 3);
+    cr_assert_eq(fixture_stats(&f).leased_bytes, 3 * FIXTURE_SLOT_BYTES);
+    cr_assert_eq(fixture_store(&f, f.ns, 20, 8, 0, 0), 5, "the rest of the pool can be used");
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, 3), 3);
+    cr_assert_eq(directory_release(f.dir, 1, one.id, NULL), KVS_OK);
+    cr_assert_eq(directory_release(f.dir, 1, one.id, NULL), KVS_E_NOT_FOUND);
+    cr_assert_eq(fixture_stats(&f).n_leased, 0);
+    cr_assert_eq(fixture_store(&f, f.ns, 30, 8, 0, 0), 8);
+    fixture_fini(&f);
+}
+
+Test(lease, of_nothing_is_no_lease)
+{
+    static const uint8_t zeros[16];
+
+    fixture_init(&f, 4, 4);
+    memset(&one, 0xff, sizeof one);
+    cr_assert_eq(reserve(1, 3, 1, 1000), KVS_OK);
+    cr_assert_eq(one.n_leased, 0);
+    cr_assert_eq(memcmp(one.id, zeros, 16), 0);
+    cr_assert_eq(fixture_stats(&f).n_leases, 0);
+    cr_assert_eq(directory_release(f.dir, 1, zeros, NULL), KVS_E_NOT_FOUND);
+    cr_assert_eq(reserve(1, 0, 1, 1000), KVS_OK);
+    cr_assert_eq(directory_expire(f.dir, 0), UINT64_MAX);
+    fixture_fini(&f);
+}
+
+/* Case 034: the ranks of a group get one answer. */
+Test(lease, gives_a_group_the_minimum_and_pins_nothing_behind_it)
+{
+    uint32_t ns[2];
+
+    fixture_init(&f, 16, 16);
+    ns[0] = f.ns;
+    ns[1] = fixture_open(&f, 1, "rank1", 2);
+    fixture_store(&f, ns[0], 1, 6, 0, 0);
+    fixture_store(&f, ns[1], 1, 6, 0, 0);
+    cr_assert_eq(directory_drop(f.dir, ns[1], fixture_keys(4, 1)), KVS_OK);
+    for (int swap = 0; swap < 2; swap++) {
+        uint32_t order[2] = {ns[swap], ns[1 - swap]};
+        pool_slot slot[3];
+
+        cr_assert_eq(
+            directory_reserve(f.dir, 1, 1, order, 2, fixture_keys(1, 6), 6, 2, 1000, 0, UINT64_MAX, &one, NULL),
+            KVS_OK);
+        cr_assert_eq(one.n_leased, 3);
+        cr_assert_eq(one.bytes, 6 * FIXTURE_SLOT_BYTES);
+        cr_assert_eq(fixture_stats(&f).n_leased, 6, "no pin on c5, c6");
+        cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, ns[1], 0, 3, slot, NULL), KVS_OK);
+        for (uint32_t i = 0; i < 3; i++) {
+            cr_assert_eq(pool_row_of(f.pool, slot[i])->ns, ns[1]);
+            cr_assert_eq(fixture_id(pool_row_of(f.pool, slot[i])->key), 1 + i);
+            directory_unhold(f.dir, slot[i]);
+        }
+        fixture_check(&f);
+        cr_assert_eq(directory_release(f.dir, 1, one.id, NULL), KVS_OK);
+    }
+    fixture_fini(&f);
+}
+
+Test(lease, is_for_its_tenant_only)
+{
+    uint32_t theirs;
+    pool_slot slot;
+
+    fixture_init(&f, 4, 4);
+    theirs = fixture_open(&f, 2, "model", 2);
+    fixture_store(&f, f.ns, 1, 1, 0, 0);
+    cr_assert_eq(directory_reserve(f.dir, 1, 1, &theirs, 1, fixture_keys(1, 1), 1, 1, 1000, 0, UINT64_MAX, &one, NULL),
+                 KVS_E_NOT_FOUND);
+    cr_assert_eq(
+        directory_reserve(f.dir, 1, 1, &(uint32_t){99}, 1, fixture_keys(1, 1), 1, 1, 1000, 0, UINT64_MAX, &one, NULL),
+        KVS_E_NOT_FOUND);
+    cr_assert_eq(directory_reserve(f.dir, 1, 1, NULL, 0, fixture_keys(1, 1), 1, 1, 1000, 0, UINT64_MAX, &one, NULL),
+                 KVS_E_INVALID);
+    cr_assert_eq(reserve(1, 1, 1, 1000), KVS_OK);
+    cr_assert_eq(directory_lease_hold(f.dir, 2, one.id, f.ns, 0, 1, &slot, NULL), KVS_E_NOT_FOUND);
+    cr_assert_eq(directory_release(f.dir, 2, one.id, NULL), KVS_E_NOT_FOUND);
+    cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, theirs, 0, 1, &slot, NULL), KVS_E_NOT_FOUND);
+    fixture_fini(&f);
+}
+
+Test(lease, allows_its_range_and_its_number_of_loads)
+{
+    pool_slot slot[3];
+
+    fixture_init(&f, 4, 4);
+    fixture_store(&f, f.ns, 1, 3, 0, 0);
+    cr_assert_eq(directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(1, 3), 3, 2, 1000, 0, UINT64_MAX, &one, NULL),
+                 KVS_OK);
+    cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, 4, 0, slot, NULL), KVS_E_RANGE);
+    cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, 1, 3, slot, NULL), KVS_E_RANGE);
+    cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, UINT32_MAX, 2, slot, NULL), KVS_E_RANGE);
+    cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, 0, 3, slot, NULL), KVS_OK);
+    cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, 2, 1, slot, NULL), KVS_OK);
+    cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, 0, 1, slot, NULL), KVS_E_STATE);
+    cr_assert_eq(directory_release(f.dir, 1, one.id, NULL), KVS_OK);
+    cr_assert_eq(fixture_stats(&f).n_held, 3, "a load holds its blocks itself");
+    for (uint64_t id = 1; id <= 3; id++)
+        cr_assert_eq(fixture_hold(&f, f.ns, id, &slot[id - 1]), KVS_OK);
+    for (int i = 0; i < 3; i++) {
+        directory_unhold(f.dir, slot[i]);
+        directory_unhold(f.dir, slot[i]);
+    }
+    directory_unhold(f.dir, slot[2]);
+    cr_assert_eq(fixture_stats(&f).n_held, 0);
+    fixture_fini(&f);
+}
+
+Test(lease, takes_back_the_holds_of_a_load_that_is_one_too_many)
+{
+    pool_slot slot[2], last;
+
+    fixture_init(&f, 2, 2);
+    fixture_store(&f, f.ns, 1, 2, 0, 0);
+    for (int i = 0; i < 65535; i++)
+        cr_assert_eq(fixture_hold(&f, f.ns, 2, &last), KVS_OK);
+    cr_assert_eq(reserve(1, 2, 1, 1000), KVS_OK);
+    cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, 0, 2, slot, NULL), KVS_E_BUSY);
+    cr_assert_eq(fixture_stats(&f).n_held, 1);
+    cr_assert_eq(directory_lease_hold(f.dir, 1, one.id, f.ns, 0, 1, slot, NULL), KVS_OK, "and no load was used up");
+    directory_unhold(f.dir, slot[0]);
+    for (int i = 0; i < 65535; i++)
+        directory_unhold(f.dir, last);
+    fixture_fini(&f);
+}
+
+Test(lease, counts_leases_of_a_block_up_to_their_limit)
+{
+    fixture_init(&f, 2, 2);
+    fixture_store(&f, f.ns, 1, 2, 0, 0);
+    for (int i = 0; i < 65535; i++)
+        cr_assert_eq(reserve(2, 1, 1, 1000), KVS_OK);
+    cr_assert_eq(reserve(1, 2, 1, 1000), KVS_E_BUSY);
+    cr_assert_eq(fixture_stats(&f).n_leased, 1, "and the first block is free again");
+    cr_assert_eq(reserve(1, 1, 2, 1000), KVS_OK);
+    cr_assert_eq(reserve(1, 1, 2, 1000), KVS_E_LIMIT, "leases of everybody");
+    directory_owner_gone(f.dir, 1);
+    cr_assert_eq(fixture_stats(&f).n_leases, 1);
+    fixture_fini(&f);
+}
+
+/* What a tenant holds counts once, however many leases share it. */
+Test(lease, stays_within_the_bytes_of_its_tenant)
+{
+    const uint64_t cap = 3 * FIXTURE_SLOT_BYTES;
+    kvs_err err = {0};
+
+    fixture_init(&f, 8, 8);
+    fixture_store(&f, f.ns, 1, 4, 0, 0);
+    cr_assert_eq(directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(1, 4), 4, 1, 1000, 0, cap, &one, &err),
+                 KVS_E_LIMIT);
+    cr_assert(strstr(err.msg, "9216") != NULL && strstr(err.msg, "6912") != NULL, "%s", err.msg);
+    for (int i = 0; i < 10; i++)
+        cr_assert_eq(directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(1, 3), 3, 1, 1000, 0, cap, &one, NULL),
+                     KVS_OK);
+    cr_assert_eq(directory_tenant_leased(f.dir, 1), cap);
+    cr_assert_eq(directory_tenant_leased(f.dir, 2), 0);
+    cr_assert_eq(directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(4, 1), 1, 1, 1000, 0, cap, &one, NULL),
+                 KVS_E_LIMIT);
+    directory_owner_gone(f.dir, 1);
+    cr_assert_eq(directory_tenant_leased(f.dir, 1), 0);
+    fixture_fini(&f);
+}
+
+/* Case 046. */
+Test(lease, ends_in_time_although_an_older_one_lives_longer)
+{
+    uint8_t long_one[16];
+
+    fixture_init(&f, 8, 8);
+    fixture_store(&f, f.ns, 1, 5, 0, 0);
+    cr_assert_eq(reserve(1, 1, 1, 60000), KVS_OK);
+    memcpy(long_one, one.id, 16);
+    for (uint32_t i = 2; i <= 5; i++)
+        cr_assert_eq(reserve(i, 1, i, 2000 + i), KVS_OK);
+    cr_assert_eq(expire_at(1999999), 2002000);
+    cr_assert_eq(fixture_stats(&f).n_leases, 5);
+    cr_assert_eq(expire_at(2003000), 2004000);
+    cr_assert_eq(fixture_stats(&f).n_leases, 3);
+    cr_assert_eq(expire_at(5000000), 60000000);
+    cr_assert_eq(fixture_stats(&f).n_leased, 1);
+    cr_assert_eq(fixture_stats(&f).oldest_lease_us, 5000000);
+    cr_assert_eq(directory_release(f.dir, 1, long_one, NULL), KVS_OK);
+    cr_assert_eq(expire_at(5000001), UINT64_MAX);
+    fixture_fini(&f);
+}
+
+/* Case 011: leases that no load follows. */
+Test(lease, leaks_no_hold_however_it_ends)
+{
+    fixture_init(&f, 8, 8);
+    for (uint64_t round = 0; round < 3000; round++) {
+        fixture_store(&f, f.ns, 1, 8, 0, 0);
+        cr_assert_eq(reserve(1 + round % 5, 4, round, 10), KVS_OK);
+        cr_assert_eq(one.n_leased, 4);
+        if (round % 3 == 0)
+            cr_assert_eq(directory_release(f.dir, 1, one.id, NULL), KVS_OK);
+        else if (round % 3 == 1)
+            cr_assert_eq(expire_at(f.now_us + 10000), UINT64_MAX);
+        else
+            directory_owner_gone(f.dir, round);
+        cr_assert_eq(fixture_stats(&f).evictable, 8);
+    }
+    cr_assert_eq(fixture_store(&f, f.ns, 101, 8, 0, 0), 8);
+    fixture_fini(&f);
+}
+
+Test(lease, leaves_the_order_of_eviction_as_it_was)
+{
+    fixture_init(&f, 4, 4);
+    fixture_store(&f, f.ns, 1, 4, 0, 0);
+    cr_assert_eq(reserve(1, 4, 1, 1000), KVS_OK);
+    cr_assert_eq(fixture_store(&f, f.ns, 9, 1, 0, 0), 0); /* the search meets all four */
+    fixture_check(&f);
+    cr_assert_eq(directory_release(f.dir, 1, one.id, NULL), KVS_OK);
+    for (uint32_t left = 3; left > 0; left--) {
+        cr_assert_eq(fixture_store(&f, f.ns, 20 + left, 1, 0, 0), 1);
+        cr_assert_eq(fixture_lookup(&f, f.ns, 1, 4), left);
+    }
+    fixture_fini(&f);
+}
+
+static void count_lease(void *ud, const directory_lease_info *l)
+{
+    uint64_t *sum = ud;
+
+    *sum += l->n_leased + (l->owner == 7 && l->age_us == 250 && l->left_us == 750 && l->loads_left == 1 ? 100 : 0);
+}
+
+Test(lease, is_listed_with_owner_and_age)
+{
+    uint64_t sum = 0;
+
+    fixture_init(&f, 4, 4);
+    fixture_store(&f, f.ns, 1, 4, 0, 0);
+    cr_assert_eq(reserve(1, 3, 7, 1), KVS_OK);
+    directory_each_lease(f.dir, 250, count_lease, &sum);
+    cr_assert_eq(sum, 103);
+    fixture_fini(&f);
+}
+
+Test(lease, reports_each_allocation_that_fails_and_holds_nothing_then)
+{
+    uint32_t failures = 0;
+
+    fixture_init(&f, 4, 4);
+    fixture_store(&f, f.ns, 1, 4, 0, 0);
+    for (int n = 1; n <= 4; n++) {
+        kvs_status s;
+
+        fail_in = n;
+        s = reserve(1, 4, 1, 1000);
+        fail_in = 0;
+        cr_assert(s == KVS_OK || s == KVS_E_NO_MEMORY);
+        failures += s != KVS_OK;
+        cr_assert_eq(fixture_stats(&f).n_leases, s == KVS_OK);
+        fixture_check(&f);
+        directory_owner_gone(f.dir, 1);
+    }
+    cr_assert_geq(failures, 3); /* heap, buckets, the lease; shrinking it may fail unnoticed */
+    cr_assert_eq(fixture_stats(&f).evictable, 4);
+    fixture_fini(&f);
+}

@@ -1,0 +1,366 @@
+#include "tests/support/core_fixture.h"
+
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* Device memory in and out: REGION_*, SLOT_*, through frames. */
+
+typedef struct world {
+    fx f;
+    fx_client c, admin;
+    uint32_t ns;
+} world;
+
+static void start(world *w)
+{
+    fx_config(&w->f);
+    fx_open(&w->f);
+    fx_client_open(&w->c, &w->f);
+    fx_admin_open(&w->admin, &w->f);
+    w->ns = fx_ns(&w->c, "m");
+}
+
+static void stop(world *w)
+{
+    fx_gone(&w->c);
+    cr_assert_eq(fx_number(&w->admin, WIRE_SECTION_SUMMARY, "regions"), 0);
+    cr_assert_eq(fx_number(&w->admin, WIRE_SECTION_SUMMARY, "region_bytes"), 0);
+    cr_assert_eq(fx_number(&w->admin, WIRE_SECTION_FSCK, "ok"), 1);
+    fx_gone(&w->admin);
+    fx_close(&w->f);
+}
+
+static int memory(uint64_t bytes, bool sealed)
+{
+    int fd = memfd_create("engine", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    cr_assert_eq(posix_fallocate(fd, 0, (off_t)bytes), 0);
+    if (sealed)
+        cr_assert_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    return fd;
+}
+
+static fx_answer import(world *w, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps, int fd)
+{
+    fx_body *b = fx_new();
+    uint64_t id = w->c.next_id++;
+    int copy = dup(fd);
+
+    wire_put_region_import_req(&b->out, &(wire_region_import_req){.ns = w->ns, .n_slots = n_slots, .n_maps = n_maps});
+    for (uint32_t i = 0; i < n_maps; i++)
+        wire_put_plane_map(&b->out, &maps[i]);
+    cr_assert_eq(fx_send_frame(&w->c, WIRE_REGION_IMPORT, id, 0, b, &copy, 1), KVS_OK);
+    return fx_wait(&w->c, id);
+}
+
+static kvs_status import_status(world *w, uint32_t n_slots, wire_plane_map map, int fd)
+{
+    fx_answer a = import(w, n_slots, &map, 1, fd);
+
+    fx_done(&a);
+    return a.status;
+}
+
+/* Symptom: the stride was assumed to be the block, and what lay between the blocks was overwritten. */
+Test(op_region, an_engine_region_with_a_tensor_a_layer_keeps_what_lies_between)
+{
+    world w;
+    enum { GAP = 4096, STRIDE = FX_PAGE + GAP, SLOTS = 3, BYTES = 2 * SLOTS * STRIDE };
+    /* Layers in descending order of address. */
+    wire_plane_map maps[2] = {{0, 0, SLOTS * STRIDE, STRIDE}, {0, 0, 0, STRIDE}};
+    wire_slot_ref slots[2] = {{2, 0}, {0, 0}};
+    wire_load_result r[2];
+    wire_region_rep rep;
+    uint8_t *at;
+    fx_answer a;
+    fx_move m;
+    int fd;
+
+    start(&w);
+    fd = memory(BYTES, true);
+    at = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    memset(at, 0xa5, BYTES);
+    a = import(&w, SLOTS, maps, 2, fd);
+    cr_assert_eq(a.status, KVS_OK, "%s", a.msg);
+    wire_get_region_rep(&a.in, &rep);
+    cr_assert_eq(rep.n_pieces, 0);
+    cr_assert_eq(rep.slot_stride, 0);
+    fx_done(&a);
+    for (int p = 0; p < 2; p++) {
+        memset(at + maps[p].base + 2 * STRIDE, 0x10 + p, FX_PAGE);
+        memset(at + maps[p].base, 0x20 + p, FX_PAGE);
+    }
+    m = (fx_move){.ns = w.ns, .region = rep.region, .n = 2, .first = 1, .slots = slots};
+    cr_assert_eq(fx_store(&w.c, &m, NULL), KVS_OK);
+    memset(at, 0xa5, BYTES);
+    cr_assert_eq(fx_load(&w.c, &m, r), KVS_OK);
+    for (uint64_t i = 0; i < BYTES; i++) {
+        uint64_t plane = i < SLOTS * STRIDE ? 1 : 0, slot = i % (SLOTS * STRIDE) / STRIDE, in = i % STRIDE;
+        uint8_t right = in >= FX_PAGE || slot == 1 ? 0xa5 : (uint8_t)((slot == 2 ? 0x10 : 0x20) + plane);
+
+        cr_assert_eq(at[i], right, "byte %d", (int)i);
+    }
+    m.slots = NULL;
+    cr_assert_eq(fx_load(&w.c, &m, r), KVS_E_INVALID, "the engine chooses in its own region");
+    m.slots = slots;
+    m.flags = WIRE_STORE_KEEP;
+    cr_assert_eq(fx_store(&w.c, &m, NULL), KVS_E_INVALID);
+    munmap(at, BYTES);
+    close(fd);
+    stop(&w);
+}
+
+Test(op_region, memory_that_could_shrink_or_is_too_short_is_refused)
+{
+    world w;
+    int loose, tight, sparse;
+
+    start(&w);
+    loose = memory(4 * FX_SLOT, false);
+    tight = memory(4 * FX_SLOT, true);
+    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, tight), KVS_OK);
+    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, loose), KVS_E_INVALID);
+    cr_assert_eq(import_status(&w, 5, (wire_plane_map){0, 0, 0, FX_SLOT}, tight), KVS_E_RANGE);
+    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 16, FX_SLOT}, tight), KVS_E_RANGE);
+    cr_assert_eq(import_status(&w, 1 << 20, (wire_plane_map){0, 0, 0, (UINT64_C(1) << 40) - 16}, tight), KVS_E_RANGE);
+    sparse = memfd_create("sparse", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    cr_assert_eq(ftruncate(sparse, 4 * FX_SLOT), 0);
+    cr_assert_eq(fcntl(sparse, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, sparse), KVS_E_INVALID);
+    close(sparse);
+    close(loose);
+    close(tight);
+    stop(&w);
+}
+
+Test(op_region, imports_of_one_client_are_bounded_and_given_back)
+{
+    world w;
+    int fd;
+
+    start(&w);
+    fd = memory(CONFIG_MIB(5), true);
+    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, fd), KVS_OK);
+    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, fd), KVS_E_LIMIT);
+    fx_gone(&w.c);
+    fx_client_open(&w.c, &w.f);
+    w.ns = fx_ns(&w.c, "m");
+    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, fd), KVS_OK);
+    close(fd);
+    stop(&w);
+}
+
+Test(op_region, daemon_regions_are_bounded_over_all_clients)
+{
+    world w;
+    fx_client d;
+    fx_region g;
+    fx_body *b;
+
+    start(&w);
+    fx_client_open(&d, &w.f);
+    g = fx_scratch(&w.c, CONFIG_MIB(5));
+    for (int i = 0; i < 2; i++) {
+        b = fx_new();
+        wire_put_region_create_req(&b->out, &(wire_region_create_req){.ns = WIRE_NONE32,
+                                                                      .kind = WIRE_REGION_SCRATCH,
+                                                                      .bytes = i ? UINT64_MAX : CONFIG_MIB(5)});
+        cr_assert_eq(fx_status(&d, WIRE_REGION_CREATE, b), KVS_E_LIMIT);
+    }
+    b = fx_new();
+    wire_put_region_close_req(&b->out, &(wire_region_close_req){g.id, 0});
+    cr_assert_eq(fx_status(&w.c, WIRE_REGION_CLOSE, b), KVS_OK);
+    fx_unmap(&g);
+    g = fx_scratch(&d, CONFIG_MIB(5));
+    fx_unmap(&g);
+    fx_gone(&d);
+    stop(&w);
+}
+
+static fx_answer attach(fx_client *c, const wire_region_attach_req *q, const wire_region_entry *e, const int *fds,
+                        uint32_t n_fds)
+{
+    fx_body *b = fx_new();
+    uint64_t id = c->next_id++;
+
+    wire_put_region_attach_req(&b->out, q);
+    for (uint32_t i = 0; i < q->n_entries; i++)
+        wire_put_region_entry(&b->out, &e[i]);
+    cr_assert_eq(fx_send_frame(c, WIRE_REGION_ATTACH, id, 0, b, fds, n_fds), KVS_OK);
+    return fx_wait(c, id);
+}
+
+Test(op_region, two_connections_share_a_region_and_the_last_one_closes_it)
+{
+    world w;
+    fx_client d;
+    fx_region g;
+    wire_slot_ref slot;
+    wire_load_result r;
+    wire_region_attach_req q;
+    wire_region_rep rep;
+    fx_answer a;
+    fx_move m;
+
+    start(&w);
+    fx_client_open(&d, &w.f);
+    g = fx_slots(&w.c, w.ns, 4);
+    q = (wire_region_attach_req){.ns = w.ns, .mode = WIRE_ATTACH_TOKEN};
+    a = attach(&d, &q, NULL, NULL, 0);
+    cr_assert_eq(a.status, KVS_E_NOT_FOUND, "a token of zeros");
+    fx_done(&a);
+    memcpy(q.token, g.token, 16);
+    a = attach(&d, &q, NULL, NULL, 0);
+    cr_assert_eq(a.status, KVS_OK, "%s", a.msg);
+    wire_get_region_rep(&a.in, &rep);
+    cr_assert_eq(a.reply->n_fds, 1);
+    cr_assert_eq(rep.n_slots, 4);
+    fx_done(&a);
+    a = attach(&d, &q, NULL, NULL, 0);
+    cr_assert_eq(a.status, KVS_E_EXISTS);
+    cr_assert_eq(a.reply->n_fds, 0);
+    fx_done(&a);
+    fx_take(&w.c, &g, 1, &slot);
+    m = (fx_move){.ns = w.ns, .region = g.id, .n = 1, .first = 1, .slots = &slot, .flags = WIRE_STORE_KEEP};
+    cr_assert_eq(fx_store(&d, &m, NULL), KVS_E_STATE, "private to the other one");
+    cr_assert_eq(fx_store(&w.c, &m, NULL), KVS_OK);
+    m.slots = NULL;
+    m.flags = 0;
+    cr_assert_eq(fx_load(&d, &m, &r), KVS_OK);
+    cr_assert_eq(r.slot, slot.slot);
+    fx_unmap(&g);
+    fx_gone(&w.c);
+    cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "regions"), 1);
+    cr_assert_eq(fx_load(&d, &m, &r), KVS_OK);
+    cr_assert_eq(r.flags, WIRE_LOADED_SHARED | WIRE_LOADED_NO_COPY);
+    fx_gone(&d);
+    fx_client_open(&w.c, &w.f);
+    stop(&w);
+}
+
+Test(op_region, a_region_survives_a_restart_of_the_daemon_with_its_blocks)
+{
+    world w;
+    fx_region g;
+    wire_slot_ref slot[2];
+    wire_region_entry e[3] = {{0}};
+    wire_region_attach_req q;
+    wire_region_rep rep;
+    wire_load_result r;
+    fx_answer a;
+    fx_move m;
+    int fd;
+
+    start(&w);
+    g = fx_slots(&w.c, w.ns, 4);
+    fx_take(&w.c, &g, 2, slot);
+    fx_fill(&g, slot[0].slot, 1);
+    fx_fill(&g, slot[1].slot, 2);
+    fx_gone(&w.c);
+    fx_gone(&w.admin);
+    w.f.fds_before += 1; /* the client's descriptor of the region */
+    fx_close(&w.f);
+    w.f.fds_before = 0;
+    fx_open(&w.f);
+    fx_client_open(&w.c, &w.f);
+    fx_admin_open(&w.admin, &w.f);
+    w.ns = fx_ns(&w.c, "m");
+    q = (wire_region_attach_req){.ns = w.ns, .n_slots = 4, .mode = WIRE_ATTACH_REOFFER, .n_entries = 3};
+    memcpy(q.token, g.token, 16);
+    e[0] = (wire_region_entry){.slot = slot[0].slot, .gen = slot[0].gen, .flags = WIRE_ENTRY_SHARED};
+    fx_key(e[0].key, 1);
+    e[1] = (wire_region_entry){.slot = slot[1].slot, .gen = slot[1].gen};
+    e[2] = (wire_region_entry){.slot = 4, .gen = 1};
+    fd = dup(g.fd);
+    a = attach(&w.c, &q, e, &fd, 1);
+    cr_assert_eq(a.status, KVS_E_PARTIAL, "%s", a.msg);
+    wire_get_region_rep(&a.in, &rep);
+    cr_assert_eq(rep.n_entries, 3);
+    cr_assert_eq(memcmp(rep.token, g.token, 16), 0);
+    cr_assert_eq(wire_get_u32(&a.in), KVS_OK);
+    cr_assert_eq(wire_get_u32(&a.in), KVS_OK);
+    cr_assert_eq(wire_get_u32(&a.in), KVS_E_RANGE);
+    fx_done(&a);
+    m = (fx_move){.ns = w.ns, .region = rep.region, .n = 1, .first = 1};
+    cr_assert_eq(fx_load(&w.c, &m, &r), KVS_OK, "found on the device alone");
+    cr_assert_eq(r.slot, slot[0].slot);
+    m.first = 2;
+    m.slots = &slot[1];
+    cr_assert_eq(fx_store(&w.c, &m, NULL), KVS_OK);
+    fx_fill(&g, slot[1].slot, 9);
+    cr_assert_eq(fx_load(&w.c, &m, &r), KVS_OK);
+    cr_assert(fx_holds(&g, slot[1].slot, 2));
+    fx_unmap(&g);
+    w.f.fds_before -= 1;
+    stop(&w);
+}
+
+Test(op_region, slots_are_taken_all_or_none_and_dropped_after_a_counter)
+{
+    world w;
+    fx_region g;
+    wire_slot_ref slot[4];
+    fx_body *b;
+    uint64_t id;
+    fx_answer a;
+
+    start(&w);
+    g = fx_slots(&w.c, w.ns, 4);
+    fx_take(&w.c, &g, 3, slot);
+    b = fx_new();
+    wire_put_slot_take_req(&b->out, &(wire_slot_take_req){g.id, 2});
+    cr_assert_eq(fx_status(&w.c, WIRE_SLOT_TAKE, b), KVS_E_NO_SPACE);
+    b = fx_new();
+    wire_put_slot_take_req(&b->out, &(wire_slot_take_req){g.id, 5});
+    cr_assert_eq(fx_status(&w.c, WIRE_SLOT_TAKE, b), KVS_E_RANGE);
+    b = fx_new();
+    wire_put_slot_drop_req(&b->out,
+                           &(wire_slot_drop_req){.region = g.id, .n = 3, .after_counter = 9, .after_value = 2});
+    for (int i = 0; i < 3; i++)
+        wire_put_slot_ref(&b->out, &slot[i]);
+    id = fx_send(&w.c, WIRE_SLOT_DROP, b);
+    b = fx_new();
+    wire_put_region_close_req(&b->out, &(wire_region_close_req){g.id, 0});
+    cr_assert_eq(fx_status(&w.c, WIRE_REGION_CLOSE, b), KVS_E_BUSY);
+    cr_assert(!fx_has_reply(&w.c, id));
+    fx_raise(&w.c, 9, 2);
+    a = fx_wait(&w.c, id);
+    cr_assert_eq(a.status, KVS_OK);
+    fx_done(&a);
+    fx_take(&w.c, &g, 4, slot);
+    fx_unmap(&g);
+    stop(&w);
+}
+
+/* Symptom: unmapping the memory of one dead client stopped the daemon for all. */
+Test(op_region, a_slow_unmapping_holds_up_nobody)
+{
+    world w;
+    fx_client d;
+    fx_region g;
+    wire_slot_ref slot;
+    fx_move m;
+
+    start(&w);
+    fx_client_open(&d, &w.f);
+    g = fx_slots(&d, w.ns, 2);
+    fx_unmap(&g);
+    g = fx_slots(&w.c, w.ns, 2);
+    fault_device_plan(w.f.dev, &(fault_plan){FAULT_MEM_CLOSE, FAULT_SWALLOW, 1, 1, KVS_OK, 0});
+    peer_gone(d.peer, w.f.now_us);
+    fault_device_await_held(w.f.dev, 1);
+    fx_take(&w.c, &g, 1, &slot);
+    m = (fx_move){.ns = w.ns, .region = g.id, .n = 1, .first = 1, .slots = &slot};
+    cr_assert_eq(fx_store(&w.c, &m, NULL), KVS_OK);
+    cr_assert_eq(fx_status(&w.c, WIRE_HEALTH, fx_new()), KVS_OK);
+    cr_assert(!d.closed);
+    fault_device_release(w.f.dev);
+    while (!d.closed)
+        fx_run(&w.f, 1);
+    munmap(d.counters, WIRE_COUNTER_PAGE_BYTES);
+    fx_unmap(&g);
+    stop(&w);
+}

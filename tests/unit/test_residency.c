@@ -1,0 +1,230 @@
+#include "daemon/directory.h"
+
+#include <criterion/criterion.h>
+#include <string.h>
+
+#include "tests/support/dir_fixture.h"
+
+static fixture f;
+
+static kvs_status pin(uint64_t id)
+{
+    return directory_pin(f.dir, f.ns, fixture_keys(id, 1));
+}
+
+static kvs_status unpin(uint64_t id)
+{
+    return directory_unpin(f.dir, f.ns, fixture_keys(id, 1));
+}
+
+static kvs_status drop(uint64_t id)
+{
+    return directory_drop(f.dir, f.ns, fixture_keys(id, 1));
+}
+
+static directory_reset_result reset(uint32_t tenant, uint32_t ns, bool pinned_too)
+{
+    directory_reset_result r;
+
+    directory_reset(f.dir, tenant, ns, pinned_too, &r);
+    fixture_check(&f);
+    return r;
+}
+
+/* ---- pins ---- */
+
+Test(residency, keeps_a_pinned_block_whatever_is_stored)
+{
+    fixture_init(&f, 4, 4);
+    fixture_store(&f, f.ns, 1, 4, 0, 0);
+    cr_assert_eq(pin(2), KVS_OK);
+    cr_assert_eq(pin(2), KVS_OK, "once is enough");
+    cr_assert_eq(fixture_stats(&f).n_pinned, 1);
+    cr_assert_eq(fixture_stats(&f).pinned_bytes, FIXTURE_SLOT_BYTES);
+    for (uint64_t id = 10; id < 100; id++)
+        cr_assert_eq(fixture_store(&f, f.ns, id, 1, 0, 0), 1);
+    cr_assert(fixture_has(&f, f.ns, 2));
+    cr_assert_eq(unpin(2), KVS_OK);
+    cr_assert_eq(unpin(2), KVS_OK);
+    cr_assert_eq(fixture_store(&f, f.ns, 100, 1, 0, 0), 1);
+    cr_assert_not(fixture_has(&f, f.ns, 2), "a pin is no use: it is still the longest unused one");
+    cr_assert_eq(unpin(2), KVS_E_NOT_FOUND);
+    cr_assert_eq(pin(2), KVS_E_NOT_FOUND);
+    fixture_admit(&f, f.ns, 2, 1, 0, 0);
+    cr_assert_eq(pin(2), KVS_E_NOT_FOUND, "its bytes are not there yet");
+    directory_abort(f.dir, f.slot[0]);
+    fixture_fini(&f);
+}
+
+/* Case 142 without the reload: counts stay right when everything is pinned, held, or both. */
+Test(residency, counts_a_block_once_that_is_pinned_held_and_leased)
+{
+    directory_lease lease;
+    pool_slot slot;
+
+    fixture_init(&f, 2, 2);
+    fixture_store(&f, f.ns, 1, 2, 0, 0);
+    cr_assert_eq(pin(1), KVS_OK);
+    cr_assert_eq(fixture_hold(&f, f.ns, 1, &slot), KVS_OK);
+    cr_assert_eq(fixture_reserve(&f, f.ns, 1, 1, 1, 1000, &lease), KVS_OK);
+    cr_assert_eq(fixture_stats(&f).evictable, 1);
+    cr_assert_eq(unpin(1), KVS_OK);
+    cr_assert_eq(fixture_stats(&f).evictable, 1);
+    directory_unhold(f.dir, slot);
+    cr_assert_eq(fixture_stats(&f).evictable, 1);
+    cr_assert_eq(directory_release(f.dir, 1, lease.id, NULL), KVS_OK);
+    cr_assert_eq(fixture_stats(&f).evictable, 2);
+    fixture_fini(&f);
+}
+
+/* ---- drop ---- */
+
+Test(residency, drops_what_nobody_keeps)
+{
+    directory_lease lease;
+
+    fixture_init(&f, 4, 4);
+    fixture_store(&f, f.ns, 1, 3, 0, 0);
+    cr_assert_eq(drop(9), KVS_E_NOT_FOUND);
+    cr_assert_eq(drop(3), KVS_OK);
+    cr_assert_eq(f.last[3].cause, WIRE_CAUSE_DROPPED);
+    cr_assert_eq(drop(3), KVS_E_NOT_FOUND);
+    cr_assert_eq(pin(2), KVS_OK);
+    cr_assert_eq(drop(2), KVS_E_BUSY);
+    cr_assert_eq(fixture_reserve(&f, f.ns, 1, 1, 1, 1000, &lease), KVS_OK);
+    cr_assert_eq(drop(1), KVS_E_BUSY);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, 3), 2);
+    fixture_fini(&f);
+}
+
+Test(residency, takes_the_key_of_a_block_being_read_at_once_and_its_memory_later)
+{
+    pool_slot slot;
+    pool_bytes b;
+
+    fixture_init(&f, 1, 1);
+    fixture_store(&f, f.ns, 1, 1, 0, 0);
+    cr_assert_eq(fixture_hold(&f, f.ns, 1, &slot), KVS_OK);
+    cr_assert_eq(fixture_hold(&f, f.ns, 1, &slot), KVS_OK);
+    cr_assert_eq(drop(1), KVS_OK);
+    fixture_check(&f);
+    cr_assert_not(fixture_has(&f, f.ns, 1));
+    pool_get_bytes(f.pool, &b);
+    cr_assert_eq(b.draining, FIXTURE_SLOT_BYTES);
+    directory_unhold(f.dir, slot);
+    cr_assert_eq(fixture_store(&f, f.ns, 2, 1, 0, 0), 0, "one copy still reads it");
+    directory_unhold(f.dir, slot);
+    cr_assert_eq(fixture_store(&f, f.ns, 2, 1, 0, 0), 1);
+    fixture_fini(&f);
+}
+
+Test(residency, cancels_a_store_whose_key_was_dropped_meanwhile)
+{
+    pool_slot first;
+
+    fixture_init(&f, 2, 2);
+    fixture_admit(&f, f.ns, 1, 1, 0, 0);
+    first = f.slot[0];
+    cr_assert_eq(drop(1), KVS_OK);
+    cr_assert_eq(drop(1), KVS_E_NOT_FOUND);
+    fixture_admit(&f, f.ns, 1, 1, 0, 0);
+    cr_assert_eq(f.status[0], KVS_OK, "a new store need not wait for the old one");
+    cr_assert_eq(directory_commit(f.dir, first, 0), KVS_E_CANCELLED);
+    cr_assert_not(fixture_has(&f, f.ns, 1));
+    cr_assert_eq(directory_commit(f.dir, f.slot[0], 0), KVS_OK);
+    cr_assert(fixture_has(&f, f.ns, 1));
+    cr_assert_eq(f.n_events, 1);
+    fixture_admit(&f, f.ns, 2, 1, 0, 0);
+    cr_assert_eq(drop(2), KVS_OK);
+    directory_abort(f.dir, f.slot[0]);
+    fixture_admit(&f, f.ns, 2, 1, 0, 0);
+    cr_assert_eq(drop(2), KVS_OK);
+    directory_suspect(f.dir, f.slot[0]);
+    directory_settle(f.dir, f.slot[0]);
+    cr_assert_eq(fixture_stats(&f).n_ready, 1);
+    fixture_fini(&f);
+}
+
+/* ---- reset (case 039) ---- */
+
+Test(residency, resets_everything_when_nothing_is_in_flight)
+{
+    directory_reset_result r;
+
+    fixture_init(&f, 128, 64);
+    fixture_store(&f, f.ns, 1, 100, 0, 0);
+    r = reset(1, f.ns, false);
+    cr_assert_eq(r.dropped, 100);
+    cr_assert_eq(r.aborted + r.kept + r.leases, 0);
+    cr_assert_eq(f.n_events, 101, "told as one");
+    cr_assert_eq(f.last[100 % 64].type, WIRE_EVENT_RESET);
+    for (uint64_t id = 1; id <= 100; id++)
+        cr_assert_not(fixture_has(&f, f.ns, id));
+    cr_assert_eq(fixture_store(&f, f.ns, 200, 128, 0, 0), 128);
+    fixture_fini(&f);
+}
+
+Test(residency, says_what_a_reset_left_because_it_is_pinned)
+{
+    directory_reset_result r;
+
+    fixture_init(&f, 128, 64);
+    fixture_store(&f, f.ns, 1, 10, 0, 0);
+    cr_assert_eq(pin(4), KVS_OK);
+    r = reset(1, f.ns, false);
+    cr_assert_eq(r.dropped, 9);
+    cr_assert_eq(r.kept, 1);
+    cr_assert(fixture_has(&f, f.ns, 4));
+    cr_assert_eq(f.n_events, 19, "told block by block");
+    r = reset(1, f.ns, true);
+    cr_assert_eq(r.dropped, 1);
+    cr_assert_not(fixture_has(&f, f.ns, 4));
+    cr_assert_eq(fixture_stats(&f).n_pinned, 0);
+    fixture_fini(&f);
+}
+
+Test(residency, aborts_stores_and_ends_leases_by_reset)
+{
+    directory_reset_result r;
+    directory_lease lease;
+    pool_slot held;
+    kvs_err err = {0};
+
+    fixture_init(&f, 8, 8);
+    fixture_store(&f, f.ns, 1, 4, 0, 0);
+    cr_assert_eq(fixture_reserve(&f, f.ns, 1, 3, 1, 1000, &lease), KVS_OK);
+    cr_assert_eq(fixture_hold(&f, f.ns, 4, &held), KVS_OK);
+    fixture_admit(&f, f.ns, 5, 1, 4, 4);
+    r = reset(WIRE_NONE32, WIRE_NONE32, false);
+    cr_assert_eq(r.dropped, 4);
+    cr_assert_eq(r.aborted, 1);
+    cr_assert_eq(r.leases, 1);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, 5), 0);
+    cr_assert_eq(directory_commit(f.dir, f.slot[0], 0), KVS_E_CANCELLED);
+    cr_assert_eq(directory_release(f.dir, 1, lease.id, &err), KVS_E_NOT_FOUND);
+    directory_unhold(f.dir, held);
+    cr_assert_eq(fixture_store(&f, f.ns, 11, 8, 0, 0), 8);
+    fixture_fini(&f);
+}
+
+Test(residency, resets_no_more_than_it_was_asked_to)
+{
+    directory_lease lease;
+    uint32_t second, theirs;
+
+    fixture_init(&f, 16, 16);
+    second = fixture_open(&f, 1, "second", 2);
+    theirs = fixture_open(&f, 2, "model", 2);
+    fixture_store(&f, f.ns, 1, 2, 0, 0);
+    fixture_store(&f, second, 1, 2, 0, 0);
+    fixture_store(&f, theirs, 1, 2, 0, 0);
+    cr_assert_eq(fixture_reserve(&f, theirs, 1, 2, 1, 1000, &lease), KVS_OK);
+    cr_assert_eq(reset(2, f.ns, true).dropped, 0, "somebody else's namespace");
+    cr_assert_eq(reset(1, f.ns, true).dropped, 2);
+    cr_assert_eq(fixture_lookup(&f, second, 1, 2), 2);
+    cr_assert_eq(reset(1, WIRE_NONE32, true).dropped, 2);
+    cr_assert_eq(fixture_lookup(&f, theirs, 1, 2), 2);
+    cr_assert_eq(reset(WIRE_NONE32, WIRE_NONE32, true).leases, 1);
+    cr_assert_eq(fixture_stats(&f).n_ready, 0);
+    fixture_fini(&f);
+}

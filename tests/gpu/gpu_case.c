@@ -9,7 +9,7 @@
 
 #include "kernels/kernels_cuda.h"
 #include "tests/gpu/oracle_cuda.h"
-#include "tests/support/oracle_mla.h"
+#include "kernels/mla_oracle.h"
 #include "tests/support/random.h"
 
 static bool upload(void **ret, const void *from, uint64_t bytes)

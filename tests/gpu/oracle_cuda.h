@@ -1,7 +1,7 @@
 #ifndef KVS_TESTS_GPU_ORACLE_CUDA_H
 #define KVS_TESTS_GPU_ORACLE_CUDA_H
 
-/* The fp64 oracle of tests/support/oracle_mla.h once more, for shapes that take a processor too long.  A test compares
+/* The fp64 oracle of kernels/mla_oracle.h once more, for shapes that take a processor too long.  A test compares
  * the two.
  *
  * Knows kernels/mla.h.  Shares no code with the kernels.  Waits for the GPU; device memory is the caller's. */

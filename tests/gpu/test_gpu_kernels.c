@@ -16,7 +16,7 @@
 #include "proto/layout.h"
 #include "tests/gpu/gpu_case.h"
 #include "tests/gpu/oracle_cuda.h"
-#include "tests/support/oracle_mla.h"
+#include "kernels/mla_oracle.h"
 #include "tests/support/random.h"
 
 enum { TEXT = 300, ROW = 1152 };

@@ -18,6 +18,7 @@
 #include <sys/types.h>
 
 #include "config/config.h"
+#include "daemon/persist.h"
 #include "daemon/work.h"
 #include "kernels/device.h"
 #include "proto/frame.h"
@@ -39,10 +40,13 @@ typedef struct core core;
 /* boot_id is made here.  Starts the worker threads and the background growth of the arena.  sink: where their
  * completions go; the loop must run each work's on_done. */
 kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink, uint64_t now_us, kvs_err *err);
+/* The same in memory that may hold an earlier life's blocks; borrowed until core_destroy.  NULL: new memory. */
+kvs_status core_create_on(core **ret, const config *c, device *dev, work_sink sink, persist *memory, uint64_t now_us,
+                          kvs_err *err);
 /* Everything is refused with E_STATE from now on, but CANCEL, HEALTH, STATUS and what is in flight. */
 void core_drain(core *c);
-bool core_is_idle(const core *c);    /* no request in flight, no region being unmapped */
-bool core_is_ready(const core *c);   /* the first piece is usable */
+bool core_is_idle(const core *c);  /* no request in flight, no region being unmapped */
+bool core_is_ready(const core *c); /* the first piece is usable */
 /* KVS_OK, or why no piece will ever be usable: the process must end. */
 kvs_status core_start_failure(const core *c, kvs_err *err);
 kvs_status core_lost(const core *c); /* E_DEVICE_LOST once the device is; the process must end non-zero */

@@ -150,6 +150,7 @@ bool table_peek(const persist *m, table_geometry *ret, char why[KVS_ERR_MSG_BYTE
     }
     if (!find_head(front, &h, &at, why) || !head_makes_sense(&h, m, why))
         return false;
+    why[0] = '\0';
     *ret = geometry_of(&h);
     ret->rows_per_extent = (uint32_t)(h.extent_bytes / 1024);
     return true;

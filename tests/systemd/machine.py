@@ -33,6 +33,14 @@ def codename() -> str:
     return "bookworm"
 
 
+def base_of(folder: pathlib.Path) -> pathlib.Path:
+    return pathlib.Path(os.environ.get("KVS_SYSTEMD_BASE") or folder / f"base-{codename()}")
+
+
+def has_base(folder: pathlib.Path) -> bool:
+    return (base_of(folder) / "usr").exists()
+
+
 class Machine:
     """Made from a base system that is kept for the next time; `root` is thrown away at the end."""
 
@@ -40,13 +48,13 @@ class Machine:
         self.folder = folder.resolve()
         self.root = self.folder / "root"
         self.console = self.folder / "console.log"
-        self.base = pathlib.Path(os.environ.get("KVS_SYSTEMD_BASE") or self.folder / f"base-{codename()}")
+        self.base = base_of(self.folder)
         self.process: subprocess.Popen[bytes] | None = None
         self.leader = 0
 
     def prepare(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not (self.base / "usr").exists():
+        if not has_base(self.folder):
             fresh = self.base.with_suffix(".new")
             shutil.rmtree(fresh, ignore_errors=True)
             with open(self.folder / "debootstrap.log", "wb") as log:

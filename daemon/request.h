@@ -43,7 +43,8 @@ kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink,
 /* The same in memory that may hold an earlier life's blocks; borrowed until core_destroy.  NULL: new memory. */
 kvs_status core_create_on(core **ret, const config *c, device *dev, work_sink sink, persist *memory, uint64_t now_us,
                           kvs_err *err);
-/* Everything is refused with E_STATE from now on, but CANCEL, HEALTH, STATUS and what is in flight. */
+/* Everything is refused with E_STATE from now on, but CANCEL, HEALTH and STATUS.  Jobs that have not begun are answered
+ * E_CANCELLED, those that run go on to their end. */
 void core_drain(core *c);
 bool core_is_idle(const core *c);  /* no request in flight, no region being unmapped */
 bool core_is_ready(const core *c); /* the first piece is usable */

@@ -603,7 +603,7 @@ void pool_release(pool *p, pool_slot s)
     x->free_head = s % p->rows_per_extent;
     if (x->closing)
         extent_unbind_if_empty(p, e);
-    else if (!could_give)
+    else if (!could_give && extent_can_give(x)) /* not while its piece is to come */
         list_push(p, &p->layouts[x->layout].avail, e);
 }
 
@@ -772,8 +772,11 @@ static kvs_status check_layout_sums(const pool *p, uint32_t i, const layout *sum
     for (uint32_t st = 0; st < N_STATES; st++)
         if (sum->n[st] != l->n[st])
             return differs(err, "states of layout", i, sum->n[st], l->n[st]);
-    for (uint32_t e = l->avail; e != POOL_NONE && n_avail <= sum->avail; e = p->extents[e].next)
-        n_avail += p->extents[e].layout == i && extent_can_give(&p->extents[e]);
+    for (uint32_t e = l->avail; e != POOL_NONE && n_avail <= sum->avail; e = p->extents[e].next) {
+        if (p->extents[e].layout != i || !extent_can_give(&p->extents[e]))
+            return differs(err, "extent in the list of layout", i, e, p->extents[e].layout);
+        n_avail++;
+    }
     return n_avail == sum->avail ? KVS_OK : differs(err, "extents with room of layout", i, n_avail, sum->avail);
 }
 

@@ -406,8 +406,8 @@ static void step(void)
 {
     uint64_t what = draw(32);
 
-    if (what == 0)
-        restart(draw(4) != 0);
+    if (what < 2)
+        restart(draw(2) != 0);
     else if (what < 24 || w.n_spaces == 0)
         store();
     else if (what < 26)

@@ -55,6 +55,12 @@ typedef struct ns_entry {
     uint64_t n_pinned, n_leased; /* slots */
 } ns_entry;
 
+typedef struct tenant_entry {
+    directory_tenant pub; /* quota_bytes UINT64_MAX: none */
+    uint64_t leaving;     /* part of used_bytes: in extents that are closing */
+    uint32_t n_layouts;   /* that it was the first to open */
+} tenant_entry;
+
 typedef struct lease {
     uint8_t id[16];
     uint64_t owner, created_us, ends_us, bytes;
@@ -84,7 +90,11 @@ struct directory {
     key_table table;
     sparse infos;         /* slot_info, by slot */
     extent_info *extents; /* [pool_n_extents] */
-    ns_entry **ns;        /* [n_ns] */
+    uint32_t n_tenants;
+    tenant_entry *tenants;       /* [n_tenants] */
+    sparse shares;               /* u32, [pool_n_extents][n_tenants]: taken slots of the tenant in the extent */
+    bool has_floors, over_quota; /* some tenant: has one; may be above its quota */
+    ns_entry **ns;               /* [n_ns] */
     uint32_t n_ns, cap_ns;
     lease_set leases;
     uint64_t stamp;    /* of the latest use */
@@ -112,6 +122,27 @@ static inline bool info_is_busy(const slot_info *i)
     return i->holds != 0 || i->leases != 0 || (i->flags & SLOT_PINNED) != 0;
 }
 
+/* The policy keeps one order for each layout and tenant. */
+static inline uint32_t order_of(const directory *d, uint32_t layout, uint32_t tenant)
+{
+    return layout * d->n_tenants + tenant;
+}
+
+static inline uint32_t tenant_of(const directory *d, uint32_t ns)
+{
+    return d->ns[ns]->pub.tenant;
+}
+
+static inline tenant_entry *payer_of(const directory *d, pool_slot s)
+{
+    return &d->tenants[tenant_of(d, pool_row_of(d->pool, s)->ns)];
+}
+
+static inline uint32_t slot_order(const directory *d, pool_slot s)
+{
+    return order_of(d, pool_layout_of(d->pool, s), tenant_of(d, pool_row_of(d->pool, s)->ns));
+}
+
 /* directory.c */
 uint32_t directory_hash(const directory *d, uint32_t ns, const uint8_t key[32]);
 pool_slot directory_find(const directory *d, uint32_t ns, const uint8_t key[32]); /* ready or writing; POOL_NONE */
@@ -125,7 +156,22 @@ void directory_change_end(directory *d, pool_slot s, bool was_busy);
 bool directory_hold_one(directory *d, pool_slot s); /* ready; false: as many holds as can be counted */
 bool directory_is_closing(const directory *d, pool_slot s);
 
+/* directory_tenant.c */
+void directory_charge(directory *d, pool_slot s);    /* its row names the namespace */
+void directory_free_slot(directory *d, pool_slot s); /* uncharges it and gives it back to the pool */
+void directory_close_extent(directory *d, uint32_t extent);
+/* Does the tenant keep its floor without `bytes` more? */
+bool directory_may_shrink(const directory *d, uint32_t tenant, uint64_t bytes);
+bool directory_is_poor(const directory *d, uint32_t tenant,
+                       uint64_t bytes); /* below its floor even with `bytes` more */
+/* May the extent be taken from all who have blocks in it, but for `taker`? */
+bool directory_may_lose_shares(const directory *d, uint32_t extent, uint64_t slot_bytes, uint32_t taker);
+uint64_t directory_most_pinned(const directory *d, uint32_t tenant); /* bytes */
+kvs_status directory_check_tenants(const directory *d, kvs_err *err);
+
 /* directory_store.c */
+/* Evict up to `most` blocks of tenants above their quota; false: none is any more, or nothing of it may go. */
+bool directory_trim(directory *d, uint32_t most);
 /* Ready -> absent.  A slot with holds drains first; leases and the pin must be gone. */
 void directory_take_away(directory *d, pool_slot s, uint32_t cause);
 void directory_doom(directory *d, pool_slot s); /* writing: its key goes now */

@@ -331,15 +331,19 @@ uint64_t core_tick(core *c, uint64_t now_us)
 uint32_t core_health(const core *c, uint32_t *ret_reasons)
 {
     mover_stats load = {0}, store = {0};
+    decoder_stats decode = {0};
     uint32_t why = 0;
 
     if (c->load)
         mover_get_stats(c->load, &load);
     if (c->store)
         mover_get_stats(c->store, &store);
+    if (c->decoder)
+        decoder_get_stats(c->decoder, &decode);
     why |= core_is_ready(c) ? 0 : HEALTH_NO_PIECE;
     why |= c->grow_failed ? HEALTH_PIECE_FAILED : 0;
-    why |= load.oldest_us > CORE_STUCK_US || store.oldest_us > CORE_STUCK_US ? HEALTH_STUCK : 0;
+    if (load.oldest_us > CORE_STUCK_US || store.oldest_us > CORE_STUCK_US || decode.oldest_us > CORE_STUCK_US)
+        why |= HEALTH_STUCK;
     why |= c->lost != KVS_OK ? HEALTH_DEVICE_LOST : 0;
     why |= c->draining ? HEALTH_DRAINS : 0;
     *ret_reasons = why;

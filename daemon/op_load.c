@@ -23,7 +23,7 @@ typedef struct load_item {
 typedef struct load {
     mover_job job; /* first */
     request *request;
-    region_seat *seat;
+    region_seat *seat; /* until it is settled: then it may be closed while the job is on its way back */
     uint32_t ns, n;
     const uint8_t *keys; /* [n][32], own copy */
     load_item *items;
@@ -119,7 +119,25 @@ static void settle(load *l, bool wanted, bool started)
         rest_host(l, it);
     }
     l->seat->users--;
+    l->seat = NULL;
     c->step_due = true;
+}
+
+/* No hold outlives a reply that does not name its slot. */
+static void drop_found(load *l)
+{
+    region *g;
+
+    if (l->hidden)
+        return;
+    l->hidden = true;
+    g = l->seat->region;
+    for (uint32_t i = 0; i < l->n; i++) {
+        const load_item *it = &l->items[i];
+
+        if (!it->copies && it->status == KVS_OK)
+            (void)region_drop(l->seat, it->slot, g->slots[it->slot].gen);
+    }
 }
 
 static bool load_stop(request *r)
@@ -128,6 +146,7 @@ static bool load_stop(request *r)
     core *c = r->peer->core;
 
     if (job_drop(&l->job.job)) {
+        drop_found(l);
         settle(l, false, false);
         mover_kick(c->load);
         return true;
@@ -153,20 +172,6 @@ static uint32_t put_items(load *l, wire_out *o)
     }
     wire_put_load_rep(&(wire_out){o->base, 0, WIRE_load_rep_BYTES, false}, &rep);
     return rep.n_ok;
-}
-
-/* No hold outlives a reply that does not name its slot. */
-static void drop_found(load *l)
-{
-    region *g = l->seat->region;
-
-    for (uint32_t i = 0; i < l->n; i++) {
-        const load_item *it = &l->items[i];
-
-        if (!it->copies && it->status == KVS_OK)
-            (void)region_drop(l->seat, it->slot, g->slots[it->slot].gen);
-    }
-    l->hidden = true;
 }
 
 static void load_overdue(request *r, bool untouched)
@@ -201,6 +206,9 @@ static void load_done(work *w)
 
     core_note_status(c, s);
     settle(l, !r->answered, true);
+    for (uint32_t i = 0; l->hidden && i < l->n; i++)
+        if (l->items[i].status == KVS_OK)
+            l->items[i].status = s; /* dropped: what was found on the device is not held either */
     for (uint32_t i = 0; i < l->n; i++)
         n_ok += l->items[i].status == KVS_OK;
     if (s != KVS_E_CANCELLED && s != KVS_E_DEVICE_LOST)

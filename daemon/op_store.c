@@ -15,7 +15,7 @@ typedef struct store_item {
 typedef struct store {
     mover_job job; /* first */
     request *request;
-    region_seat *seat;
+    region_seat *seat; /* until it is settled: then it may be closed while the job is on its way back */
     uint32_t ns, n, first_depth;
     bool keep, settled, suspect;
     bool refilled; /* it waits for no job of ours: what is in the slots is what the client put there */
@@ -70,11 +70,12 @@ static void keep(store *x, uint32_t i)
 static void settle(store *x, bool started)
 {
     core *c = x->request->peer->core;
-    region *g = x->seat->region;
+    region *g;
 
     if (x->settled)
         return;
     x->settled = true;
+    g = x->seat->region;
     for (uint32_t k = 0; k < x->job.n_items; k++)
         core_note_status(c, x->job.items[k].status);
     for (uint32_t k = 0; k < x->job.n_items; k++) {
@@ -89,6 +90,7 @@ static void settle(store *x, bool started)
         region_rest(g, x->items[i].slot);
     }
     x->seat->users--;
+    x->seat = NULL;
     c->step_due = true;
 }
 

@@ -69,7 +69,9 @@ typedef struct device_ops {
                             kvs_err *err);
     kvs_status (*mla_decode)(device_queue *q, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,
                              uint64_t *ret_mark, kvs_err *err);
-    /* Block until the mark is reached; what was returned through ret_* above is valid only then. */
+    /* Block until the mark is reached; what was returned through ret_* above is valid only then.  E_DEVICE: the work
+     * has failed and is over, its memory may be used for something else at once.  If that is not certain it is
+     * E_DEVICE_LOST: the process must end, and the memory is never used again. */
     kvs_status (*wait)(device_queue *q, uint64_t mark, kvs_err *err);
 } device_ops;
 

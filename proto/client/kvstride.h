@@ -151,7 +151,9 @@ typedef struct kvs_import {
 /* The engine's own KV memory as a region of ns: a contract over addresses, nothing is copied. */
 KVS_API kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret, uint32_t timeout_ms,
                                      kvs_err *err);
-/* Free the handle and its mapping; the daemon is told if it is there.  The region is gone whatever is returned. */
+/* Free the handle and its mapping; the daemon is told if it is there.  E_BUSY: a request still uses the region, perhaps one
+ * that timed out or was ended unanswered; the region is as it was, so cancel or kvs_settle and close it again.  Whatever
+ * else is returned, it is gone. */
 KVS_API kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err);
 
 typedef struct kvs_region_info {

@@ -403,3 +403,30 @@ Test(op_compute, a_store_behind_a_failed_write_publishes_nothing)
     cr_assert_eq(fx_lookup(&w.c, w.ns, 1, 1), 0);
     stop(&w);
 }
+
+/* Symptom: a kernel that did not end was to be seen in no number, and the daemon called itself well. */
+Test(op_compute, a_kernel_that_does_not_end_shows_its_age)
+{
+    world w;
+    int64_t mapping[1];
+    write_case x = {.n_tokens = 1, .signal = 1, .mapping = mapping, .kv_c = KV_C, .kv_c_stride = 1024};
+    fx_client admin;
+    uint64_t id;
+    fx_answer a;
+
+    start(&w);
+    fx_admin_open(&admin, &w.f);
+    mapping[0] = w.slots[0].slot * FX_TOKENS;
+    cr_assert_eq(fx_number(&admin, WIRE_SECTION_SUMMARY, "decode.oldest_us"), 0);
+    fault_device_plan(w.f.dev, &(fault_plan){FAULT_WAIT, FAULT_SWALLOW, 1, 1, KVS_OK, 0});
+    id = fx_send(&w.c, WIRE_WRITE, write_body(&w, &x));
+    fault_device_await_held(w.f.dev, 1);
+    cr_assert_gt(fx_number(&admin, WIRE_SECTION_SUMMARY, "decode.oldest_us"), 0);
+    fault_device_release(w.f.dev);
+    a = fx_wait(&w.c, id);
+    cr_assert_eq(a.status, KVS_OK, "%s", a.msg);
+    fx_done(&a);
+    cr_assert_eq(fx_number(&admin, WIRE_SECTION_SUMMARY, "decode.oldest_us"), 0);
+    fx_gone(&admin);
+    stop(&w);
+}

@@ -163,7 +163,8 @@ static kvs_status make_pool(core *c, kvs_err *err)
 {
     pool_config pc = {(uint64_t)c->config->pool_max_bytes, (uint64_t)c->config->pool_extent_bytes,
                       (uint32_t)c->config->pool_max_slots};
-    directory_config dc = {.evict = &evict_lru, .hash_seed = c->seed, .on_event = on_event, .ud = c};
+    directory_config dc = {
+        .evict = &evict_lru, .n_tenants = c->config->n_tenants, .hash_seed = c->seed, .on_event = on_event, .ud = c};
     kvs_status s = pool_create(&c->pool, &pc, err);
 
     if (s != KVS_OK)
@@ -183,6 +184,21 @@ static kvs_status make_workers(core *c, kvs_err *err)
     if (s == KVS_OK)
         s = pinner_create(&c->pinner, c->sink, err);
     return s;
+}
+
+static void limit_tenants(core *c)
+{
+    for (uint32_t t = 0; t < c->config->n_tenants; t++) {
+        const config_tenant *x = &c->config->tenants[t];
+
+        directory_limit_tenant(c->dir, t, (uint64_t)x->quota_bytes, (uint64_t)x->floor_bytes);
+    }
+}
+
+void core_configured(core *c)
+{
+    limit_tenants(c);
+    c->step_due = true; /* somebody may be above a quota now */
 }
 
 kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sink, uint64_t now_us, kvs_err *err)
@@ -211,6 +227,7 @@ kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sin
         core_destroy(c);
         return s;
     }
+    limit_tenants(c);
     grow_next(c);
     *ret = c;
     return KVS_OK;

@@ -53,6 +53,7 @@ enum op_flags {
 typedef struct op_row {
     uint16_t op;
     uint8_t who, credit, flags;
+    uint8_t group;        /* enum config_ops that a tenant must have been allowed; 0: none */
     uint32_t fixed_bytes; /* of the request body; less is refused before the handler runs */
     uint32_t reply_bytes; /* room for the reply's fixed part, reserved at admission; arrays: request_room */
     /* Refuse (status and err), or fill request_out and return KVS_OK / E_PARTIAL, or set r->out and submit
@@ -192,6 +193,11 @@ typedef struct core_piece {
     uint64_t bytes;
 } core_piece;
 
+typedef struct core_tenant {
+    uint32_t n_clients;
+    uint64_t region_bytes, import_bytes; /* charged */
+} core_tenant;
+
 struct core {
     const config *config; /* borrowed; a reload changes it */
     device *dev;
@@ -207,6 +213,7 @@ struct core {
     kvs_status lost;
     peer *peers;
     uint32_t n_clients, n_admins;
+    core_tenant tenants[CONFIG_MAX_TENANTS];
     uint64_t next_conn_id;
     region *regions;
     uint32_t next_region, n_regions;
@@ -254,5 +261,10 @@ void refused_decode(peer *p, wire_in *in, kvs_status s);
 /* The texts of STATUS; op_admin.c asks, status_text.c writes. */
 struct json_writer;
 void status_text(const core *c, const wire_status_req *q, struct json_writer *w);
+void status_put_health(const core *c, struct json_writer *w);
+void status_put_limits(const config *cfg, struct json_writer *w);
+void tenants_text(const core *c, struct json_writer *w); /* a member "tenants" */
+/* The summary for a client beside whom there are other tenants: nothing of theirs is in it. */
+void tenant_summary_text(const core *c, uint32_t tenant, struct json_writer *w);
 
 #endif

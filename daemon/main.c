@@ -302,13 +302,19 @@ static kvs_status open_device(const config *c, device **ret, kvs_err *err)
 
 static kvs_status open_server(app *a, kvs_err *err)
 {
+    const char *names[CONFIG_MAX_TENANTS + 1] = {"admin", "client"}; /* the rest: tenants 1 and up by their names */
+    int fds[CONFIG_MAX_TENANTS + 1];
     server_config c = {.loop = &a->loop, .config = &a->config, .on_turn = on_turn, .ud = a};
     unsigned strangers;
 
-    notify_sockets(&c.client_fd, &c.admin_fd, &strangers);
+    for (uint32_t t = 1; t < a->config.n_tenants; t++)
+        names[t + 1] = a->config.tenants[t].name;
+    notify_sockets(names, fds, a->config.n_tenants + 1, &strangers);
     if (strangers > 0)
-        log_event(LOG_LEVEL_WARN, "descriptors_closed", " n=%u msg=\"passed under other names than client, admin\"",
-                  strangers);
+        log_event(LOG_LEVEL_WARN, "descriptors_closed",
+                  " n=%u msg=\"passed under other names than admin, client and tenants\"", strangers);
+    c.admin_fd = fds[0];
+    c.tenant_fds = fds + 1;
     return server_create(&a->server, &c, err);
 }
 

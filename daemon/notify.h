@@ -31,8 +31,8 @@ void notify_status(notify *n, const char *status);
 /* True while something waits: call again in NOTIFY_RETRY_MS. */
 bool notify_retry(notify *n);
 
-/* The passed listening sockets named "client" and "admin" (FileDescriptorName=), or -1.  They are stream
+/* The passed listening sockets by name (FileDescriptorName=): ret_fds[i] is that of names[i], or -1.  They are stream
  * sockets that listen, close-on-exec; any other descriptor passed is closed and counted in *ret_strangers. */
-void notify_sockets(int *ret_client, int *ret_admin, unsigned *ret_strangers);
+void notify_sockets(const char *const *names, int *ret_fds, unsigned n, unsigned *ret_strangers);
 
 #endif

@@ -10,13 +10,27 @@
 
 /* ---- life of a connection ---- */
 
+/* One more client of its kind, or one less. */
+static void count(core *c, const peer_info *info, uint32_t by)
+{
+    if (info->denied)
+        return; /* the server counts those */
+    *(info->is_admin ? &c->n_admins : &c->n_clients) += by;
+    if (!info->is_admin)
+        c->tenants[info->tenant].n_clients += by;
+}
+
 static kvs_status check_place(const core *c, const peer_info *info, kvs_err *err)
 {
+    if (info->denied)
+        return KVS_OK;
     if (info->is_admin && c->n_admins >= CORE_ADMIN_PLACES)
         return kvs_fail(err, KVS_E_LIMIT, "admin socket: all %d places are taken", CORE_ADMIN_PLACES);
-    if (!info->is_admin && c->n_clients >= (uint64_t)c->config->max_clients)
-        return kvs_fail(err, KVS_E_LIMIT, "limits.max_clients: all %lld places are taken",
-                        (long long)c->config->max_clients);
+    if (!info->is_admin && info->tenant >= c->config->n_tenants)
+        return kvs_fail(err, KVS_E_DENIED, "there is no tenant %u", info->tenant);
+    if (!info->is_admin && c->tenants[info->tenant].n_clients >= (uint64_t)c->config->max_clients)
+        return kvs_fail(err, KVS_E_LIMIT, "limits.max_clients: all %lld places of tenant %s are taken",
+                        (long long)c->config->max_clients, tenant_name(c->config, info->tenant));
     return KVS_OK;
 }
 
@@ -38,7 +52,7 @@ kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const
     p->info = *info;
     p->tenant = info->is_admin ? TENANT_ADMIN : info->tenant;
     p->conn_id = c->next_conn_id++;
-    *(info->is_admin ? &c->n_admins : &c->n_clients) += 1;
+    count(c, info, 1);
     p->next = c->peers;
     if (p->next)
         p->next->prev = p;
@@ -56,7 +70,7 @@ static void peer_free(peer *p)
     *(p->prev ? &p->prev->next : &c->peers) = p->next;
     if (p->next)
         p->next->prev = p->prev;
-    *(p->info.is_admin ? &c->n_admins : &c->n_clients) -= 1;
+    count(c, &p->info, UINT32_MAX);
     if (p->counters)
         munmap(p->counters, WIRE_COUNTER_PAGE_BYTES);
     free(p);

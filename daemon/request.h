@@ -39,10 +39,12 @@ typedef struct core core;
 /* boot_id is made here.  Starts the worker threads and the background growth of the arena.  sink: where their
  * completions go; the loop must run each work's on_done. */
 kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink, uint64_t now_us, kvs_err *err);
+/* The config has changed (a reload): take over what is kept elsewhere.  Its tenants are the same ones in the same order. */
+void core_configured(core *c);
 /* Everything is refused with E_STATE from now on, but CANCEL, HEALTH, STATUS and what is in flight. */
 void core_drain(core *c);
-bool core_is_idle(const core *c);    /* no request in flight, no region being unmapped */
-bool core_is_ready(const core *c);   /* the first piece is usable */
+bool core_is_idle(const core *c);  /* no request in flight, no region being unmapped */
+bool core_is_ready(const core *c); /* the first piece is usable */
 /* KVS_OK, or why no piece will ever be usable: the process must end. */
 kvs_status core_start_failure(const core *c, kvs_err *err);
 kvs_status core_lost(const core *c); /* E_DEVICE_LOST once the device is; the process must end non-zero */
@@ -79,6 +81,7 @@ typedef struct peer_info {
     pid_t pid;     /* 0 if another PID namespace */
     bool is_admin; /* came in by the admin socket */
     uint32_t tenant;
+    const char *denied; /* why it may not come in: its HELLO is answered E_DENIED, and then it goes; NULL: it may */
 } peer_info;
 
 /* E_LIMIT: too many clients.  The peer answers nothing but HELLO until HELLO. */

@@ -118,7 +118,7 @@ run: all
 TESTS := $(if $(findstring thread,$(SAN)),$(RACE),$(UNIT) $(RACE))
 test: deps
 	@$(MAKE) --no-print-directory test-programs
-	@tests/run $(BUILD) $(TESTS)
+	@tests/run $(BUILD) $(TESTS) $(if $(findstring thread,$(SAN)),,tests/python/run)
 test-programs: programs $(TESTS)
 test-race:
 	@$(MAKE) --no-print-directory SAN=thread test

@@ -71,7 +71,7 @@ void core_due_remove(core *c, request *r)
 
 static void run_overdue(request *r)
 {
-    bool untouched = r->ops->stop(r);
+    bool untouched = r->ops->stop(r, true);
     kvs_err err;
 
     (void)kvs_fail(&err, KVS_E_DEADLINE, "deadline: passed %s",
@@ -266,9 +266,17 @@ void core_destroy(core *c)
     free(c);
 }
 
+/* A job that waits for a counter could wait for as long as its client likes: what has not begun is given up now. */
 void core_drain(core *c)
 {
     c->draining = true;
+    for (peer *p = c->peers; p; p = p->next)
+        for (request *r = p->requests; r; r = r->next) {
+            if (!r->ops->stop) /* a CANCEL ends with its target */
+                continue;
+            r->cancelled = true;
+            (void)r->ops->stop(r, false);
+        }
 }
 
 bool core_is_idle(const core *c)
@@ -379,7 +387,7 @@ static bool is_for(const peer *p, const core_event *e)
 
     if (!(p->watch_mask & (UINT32_C(1) << e->type)))
         return false;
-    if (p->tenant == TENANT_ADMIN || e->ns == WIRE_NONE32)
+    if (p->tenant == TENANT_ADMIN)
         return true;
     n = directory_namespace(p->core->dir, e->ns);
     return n && tenant_may(p->tenant, n->tenant);

@@ -72,9 +72,11 @@ typedef struct request_chunk {
 } request_chunk;
 
 typedef struct request_ops {
-    /* Drop what waits, stop what runs.  True: nothing has started nor ever will. */
-    bool (*stop)(request *r);
-    /* The deadline has passed: add what is known of each item to request_out.  untouched: as stop said. */
+    /* Drop what waits; running: stop what runs as well.  True: nothing has started nor ever will.  More than once is
+     * fine. */
+    bool (*stop)(request *r, bool running);
+    /* The deadline has passed: add what is known of each item to request_out, and signal what will never run.
+     * untouched: as stop said. */
     void (*overdue)(request *r, bool untouched);
 } request_ops;
 
@@ -157,6 +159,9 @@ kvs_status peer_ns(const peer *p, uint32_t ns, const directory_ns **ret, kvs_err
 kvs_status peer_seat(const peer *p, uint32_t region, region_seat **ret, kvs_err *err);
 /* The same, of slots of namespace ns. */
 kvs_status peer_slots(const peer *p, uint32_t region, uint32_t ns, region_seat **ret, kvs_err *err);
+/* May the peer have `bytes` of device memory, of which `had` are charged already?  E_LIMIT names the limit. */
+kvs_status peer_check_bytes(const peer *p, bool imported, uint64_t had, uint64_t bytes, kvs_err *err);
+uint64_t peer_import_room(const peer *p);
 void peer_add_seat(peer *p, region_seat *s);
 
 /* ---- regions in the core ---- */
@@ -166,7 +171,8 @@ typedef struct closer {
     core *core;
     peer *peer; /* whose peer_gone waits for it */
     device_mem *mem;
-    uint64_t bytes; /* charged: to the core, or to the peer if imported */
+    uint64_t bytes; /* charged: to the core, or to the peer if imported, and to the tenant */
+    uint32_t tenant;
     bool imported;
     void (*after)(void *ud); /* or NULL */
     void *ud;
@@ -174,7 +180,8 @@ typedef struct closer {
 
 closer *closer_create(peer *p, bool imported, uint64_t bytes); /* charges the bytes; NULL: E_NO_MEMORY */
 void closer_run(closer *x, peer *p, void (*after)(void *ud), void *ud);
-void closer_cancel(closer *x); /* there is no memory to close: the charge goes back */
+void closer_charge(closer *x, uint64_t bytes); /* in place of what it was charged before */
+void closer_cancel(closer *x);                 /* there is no memory to close: the charge goes back */
 
 /* Leave: the last seat takes the region off the list and closes it on the pinner.  `after` (or NULL) is
  * called with ud when its memory is gone, at once if others are still seated. */

@@ -101,32 +101,20 @@ static kvs_status join_pieces(making *m, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status check_import_bytes(const making *m, kvs_err *err)
-{
-    const peer *p = m->request->peer;
-    uint64_t most = (uint64_t)p->core->config->device_max_import_bytes;
-
-    /* Again: another import of this client may have come back first. */
-    if (m->region->bytes > most || p->import_bytes > most - m->region->bytes)
-        return kvs_fail(err, KVS_E_LIMIT,
-                        "device.max_import_bytes: %" PRIu64 " imported and %" PRIu64 " more are above %" PRIu64,
-                        p->import_bytes, m->region->bytes, most);
-    return KVS_OK;
-}
-
 static kvs_status make_map(making *m, kvs_err *err)
 {
     region *g = m->region;
     kvs_status s = join_pieces(m, err);
 
+    /* The size is known now: whole pages of the device, or what the descriptors of an import hold.  Other requests may have
+     * come back first. */
+    if (s == KVS_OK)
+        s = peer_check_bytes(m->request->peer, g->imported, m->closer->bytes, g->bytes, err);
     if (s != KVS_OK || !m->ns)
         return s;
     if (!g->imported)
         return region_map_contiguous(&m->ns->desc, g->base, g->n_slots, &g->map, err);
-    s = check_import_bytes(m, err);
-    if (s == KVS_OK)
-        s = region_map_imported(&m->ns->desc, g->n_slots, m->maps, m->n_maps, m->mem, &g->map, err);
-    return s;
+    return region_map_imported(&m->ns->desc, g->n_slots, m->maps, m->n_maps, m->mem, &g->map, err);
 }
 
 /* The memory is not wanted: give everything back. */
@@ -270,10 +258,7 @@ static void making_done(work *w)
     if (!r->answered && !p->gone)
         s = finish_making(m, &err);
     if (m->region && m->region->id != 0 && (s == KVS_OK || s == KVS_E_PARTIAL)) {
-        if (m->region->imported) {
-            m->closer->bytes = m->region->bytes;
-            p->import_bytes += m->region->bytes;
-        }
+        closer_charge(m->closer, m->region->bytes);
         m->region->closer = m->closer;
         peer_add_seat(p, m->seat);
     } else {
@@ -288,9 +273,10 @@ static void making_done(work *w)
     core_rest(c);
 }
 
-static bool making_stop(request *r)
+static bool making_stop(request *r, bool running)
 {
-    (void)r; /* the call cannot be broken off; what it makes is closed when it returns */
+    (void)r;
+    (void)running; /* the call cannot be broken off; what it makes is closed when it returns */
     return false;
 }
 
@@ -322,17 +308,6 @@ static kvs_status check_geometry(peer *p, uint32_t ns, uint32_t kind, uint32_t d
     if (n_slots < 1 || n_slots > REGION_MAX_SLOTS)
         return kvs_fail(err, KVS_E_RANGE, "n_slots: %u is outside 1..%d", n_slots, REGION_MAX_SLOTS);
     return peer_ns(p, ns, ret_ns, err);
-}
-
-static kvs_status check_region_bytes(const core *c, uint64_t bytes, kvs_err *err)
-{
-    uint64_t most = (uint64_t)c->config->device_max_region_bytes;
-
-    if (bytes > most || c->region_bytes > most - bytes)
-        return kvs_fail(err, KVS_E_LIMIT,
-                        "device.max_region_bytes: %" PRIu64 " in use and %" PRIu64 " more are above %" PRIu64,
-                        c->region_bytes, bytes, most);
-    return KVS_OK;
 }
 
 static kvs_status check_places(const peer *p, kvs_err *err)
@@ -418,7 +393,7 @@ kvs_status op_region_create(request *r, wire_in *in, kvs_err *err)
                         q.n_slots, ns->slot_bytes);
     s = check_places(r->peer, err);
     if (s == KVS_OK)
-        s = check_region_bytes(r->peer->core, bytes, err);
+        s = peer_check_bytes(r->peer, false, 0, bytes, err);
     if (s == KVS_OK)
         s = prepare(r, MAKING_CREATE, ns, q.ns, q.n_slots, bytes, &m, err);
     return s == KVS_OK ? launch(m, err) : s;
@@ -442,7 +417,7 @@ static kvs_status reoffer(request *r, const wire_region_attach_req *q, const dir
 {
     uint64_t bytes = ns ? q->n_slots * ns->slot_bytes : q->bytes;
     making *m = NULL;
-    kvs_status s = check_region_bytes(r->peer->core, bytes, err);
+    kvs_status s = peer_check_bytes(r->peer, false, 0, bytes, err);
 
     if (s == KVS_OK && r->frame->head.n_fds < 1)
         s = kvs_fail(err, KVS_E_INVALID, "n_fds: 0 descriptors came with the re-offer");
@@ -452,7 +427,7 @@ static kvs_status reoffer(request *r, const wire_region_attach_req *q, const dir
         return s;
     memcpy(m->region->token, q->token, WIRE_TOKEN_BYTES);
     m->import.memory = WIRE_MEMORY_MEMFD;
-    /* Whole pages of each piece, and no more: the charge is what was asked for. */
+    /* Whole pages of each piece, and no more. */
     m->import.max_bytes = bytes + (uint64_t)r->frame->head.n_fds * ((2u << 20) - 1);
     s = read_entries(m, q, array, err);
     if (s != KVS_OK) {
@@ -542,8 +517,7 @@ kvs_status op_region_import(request *r, wire_in *in, kvs_err *err)
     m->maps = maps;
     m->n_maps = q.n_maps;
     m->import.memory = q.memory;
-    m->import.max_bytes = (uint64_t)r->peer->core->config->device_max_import_bytes;
-    m->import.max_bytes -= m->import.max_bytes < r->peer->import_bytes ? m->import.max_bytes : r->peer->import_bytes;
+    m->import.max_bytes = peer_import_room(r->peer);
     return launch(m, err);
 }
 
@@ -602,6 +576,8 @@ kvs_status op_slot_take(request *r, wire_in *in, kvs_err *err)
         s = kvs_fail(err, KVS_E_INVALID, "region: %u has no slots to take", q.region);
     if (s == KVS_OK && q.n > seat->region->n_slots)
         s = kvs_fail(err, KVS_E_RANGE, "n: %u is above the %u slots of the region", q.n, seat->region->n_slots);
+    if (s == KVS_OK && q.n > core_max_keys(r->peer->core))
+        s = kvs_fail(err, KVS_E_LIMIT, "n: %u is above %u", q.n, core_max_keys(r->peer->core));
     if (s == KVS_OK && q.n > region_available(seat->region))
         s = kvs_fail(err, KVS_E_NO_SPACE, "n: %u of %u slots, %u are free or may be evicted", q.n,
                      seat->region->n_slots, region_available(seat->region));
@@ -647,11 +623,12 @@ static kvs_status drop_slots(dropping *d)
     return rep.n_ok == rep.n ? KVS_OK : KVS_E_PARTIAL;
 }
 
-static bool dropping_stop(request *r)
+static bool dropping_stop(request *r, bool running)
 {
     dropping *d = r->ext;
     bool dropped = job_drop(&d->job.job);
 
+    (void)running; /* a drop that has begun has nothing left to stop */
     mover_kick(r->peer->core->load);
     return dropped;
 }

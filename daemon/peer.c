@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "proto/text.h"
+
 /* ---- life of a connection ---- */
 
 /* One more client of its kind, or one less. */
@@ -91,7 +93,7 @@ static void stop_all(peer *p)
 {
     for (request *r = p->requests; r; r = r->next)
         if (r->ops->stop) /* a CANCEL has none: it ends with its target */
-            (void)r->ops->stop(r);
+            (void)r->ops->stop(r, true);
 }
 
 void peer_gone(peer *p, uint64_t now_us)
@@ -172,10 +174,69 @@ void peer_add_seat(peer *p, region_seat *s)
 
 /* ---- regions ---- */
 
+void closer_charge(closer *x, uint64_t bytes)
+{
+    core_tenant *t = &x->core->tenants[x->tenant];
+
+    *(x->imported ? &x->peer->import_bytes : &x->core->region_bytes) += bytes - x->bytes;
+    *(x->imported ? &t->import_bytes : &t->region_bytes) += bytes - x->bytes;
+    x->bytes = bytes;
+}
+
 static void closer_free(closer *x)
 {
-    *(x->imported ? &x->peer->import_bytes : &x->core->region_bytes) -= x->bytes;
+    closer_charge(x, 0);
     free(x);
+}
+
+static kvs_status check_limit(const char *key, const char *of, uint64_t used, uint64_t bytes, uint64_t most,
+                              kvs_err *err)
+{
+    if (bytes > most || used > most - bytes)
+        return kvs_fail(err, KVS_E_LIMIT, "%s%s: %" PRIu64 " in use and %" PRIu64 " more are above %" PRIu64, key, of,
+                        used, bytes, most);
+    return KVS_OK;
+}
+
+static uint64_t limit_or_none(int64_t bytes)
+{
+    return bytes == 0 ? UINT64_MAX : (uint64_t)bytes;
+}
+
+kvs_status peer_check_bytes(const peer *p, bool imported, uint64_t had, uint64_t bytes, kvs_err *err)
+{
+    const config *cfg = p->core->config;
+    const config_tenant *limits = &cfg->tenants[p->tenant];
+    const core_tenant *t = &p->core->tenants[p->tenant];
+    kvs_status s;
+
+    if (imported)
+        s = check_limit("device.max_import_bytes", "", p->import_bytes - had, bytes,
+                        (uint64_t)cfg->device_max_import_bytes, err);
+    else
+        s = check_limit("device.max_region_bytes", "", p->core->region_bytes - had, bytes,
+                        (uint64_t)cfg->device_max_region_bytes, err);
+    if (s != KVS_OK)
+        return s;
+    if (imported)
+        return check_limit("import_bytes of tenant ", limits->name, t->import_bytes - had, bytes,
+                           limit_or_none(limits->import_bytes), err);
+    return check_limit("region_bytes of tenant ", limits->name, t->region_bytes - had, bytes,
+                       limit_or_none(limits->region_bytes), err);
+}
+
+static uint64_t left(uint64_t most, uint64_t used)
+{
+    return most > used ? most - used : 0;
+}
+
+uint64_t peer_import_room(const peer *p)
+{
+    const config *cfg = p->core->config;
+    uint64_t own = left((uint64_t)cfg->device_max_import_bytes, p->import_bytes);
+    uint64_t all = left(limit_or_none(cfg->tenants[p->tenant].import_bytes), p->core->tenants[p->tenant].import_bytes);
+
+    return own < all ? own : all;
 }
 
 static void close_run(pinner_task *t)
@@ -212,8 +273,8 @@ closer *closer_create(peer *p, bool imported, uint64_t bytes)
     x->core = p->core;
     x->peer = p;
     x->imported = imported;
-    x->bytes = bytes;
-    *(imported ? &p->import_bytes : &p->core->region_bytes) += bytes;
+    x->tenant = p->tenant;
+    closer_charge(x, bytes);
     return x;
 }
 
@@ -287,6 +348,12 @@ static kvs_status check_hello(peer *p, const wire_hello_req *q, wire_in *in, kvs
         return s;
     if (q->reserved != 0)
         return kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q->reserved);
+    if (q->version_min < 1 || q->version_min > q->version_max)
+        return kvs_fail(err, KVS_E_INVALID, "version_min, version_max: %u..%u is no range from 1 up", q->version_min,
+                        q->version_max);
+    s = text_check("name", name, q->name_len, err); /* operators read it in lists and logs */
+    if (s != KVS_OK)
+        return s;
     if (q->version_min > WIRE_VERSION || q->version_max < WIRE_VERSION)
         return kvs_fail(err, KVS_E_VERSION, "version: client speaks %u..%u, this daemon %d", q->version_min,
                         q->version_max, WIRE_VERSION);

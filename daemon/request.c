@@ -405,8 +405,6 @@ static kvs_status check_peer(const peer *p, const op_row *row, const wire_header
 {
     const config *cfg = p->core->config;
 
-    if (!p->hello && row->op != WIRE_HELLO)
-        return kvs_fail(err, KVS_E_STATE, "op: %s before HELLO", wire_op_name(row->op));
     if (!(row->who & (p->info.is_admin ? OP_ADMIN : OP_CLIENT)))
         return kvs_fail(err, KVS_E_DENIED, "op: %s is not allowed on this socket", wire_op_name(row->op));
     if (!p->info.is_admin && !tenant_may_ask(cfg, p->tenant, row->group))
@@ -526,7 +524,10 @@ static kvs_status dispatch(peer *p, frame *f, kvs_err *err)
 
     if (p->info.denied)
         return turn_away(p, f, err);
-
+    if (!p->hello && f->head.op != WIRE_HELLO) {
+        (void)kvs_fail(err, KVS_E_STATE, "op: %u (%s) before HELLO", f->head.op, row ? wire_op_name(row->op) : "none");
+        return refuse(p, &f->head, KVS_E_STATE, err);
+    }
     if (!row) {
         (void)kvs_fail(err, KVS_E_UNSUPPORTED, "op: %u is no operation of this daemon", f->head.op);
         return refuse(p, &f->head, KVS_E_UNSUPPORTED, err);

@@ -41,7 +41,8 @@ typedef struct core core;
 kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink, uint64_t now_us, kvs_err *err);
 /* The config has changed (a reload): take over what is kept elsewhere.  Its tenants are the same ones in the same order. */
 void core_configured(core *c);
-/* Everything is refused with E_STATE from now on, but CANCEL, HEALTH, STATUS and what is in flight. */
+/* Everything is refused with E_STATE from now on, but CANCEL, HEALTH and STATUS.  Jobs that have not begun are answered
+ * E_CANCELLED, those that run go on to their end. */
 void core_drain(core *c);
 bool core_is_idle(const core *c);  /* no request in flight, no region being unmapped */
 bool core_is_ready(const core *c); /* the first piece is usable */

@@ -62,7 +62,7 @@ enum kvs_connect_flags {
 typedef struct kvs_options {
     size_t size;                 /* of this struct: set by KVS_OPTIONS_INIT */
     const char *path;            /* NULL: $KVSTRIDE_SOCKET, else KVS_DEFAULT_SOCKET; 1..107 bytes */
-    const char *name;            /* shown to the operator; NULL: none; at most 64 bytes */
+    const char *name;            /* shown to the operator; NULL: none; at most 64 bytes of UTF-8 text */
     uint32_t timeout_ms;         /* of calls that give 0; 0: 30,000 */
     uint32_t connect_timeout_ms; /* of kvs_connect and of each step of a reconnect; 0: 5,000 */
     uint32_t backoff_min_ms;     /* first pause before reconnecting, with jitter; 0: 50 */

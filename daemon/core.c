@@ -195,6 +195,18 @@ static void limit_tenants(core *c)
     }
 }
 
+void core_set_operator(core *c, const core_operator *o)
+{
+    c->operator= * o;
+}
+
+void core_reloaded(core *c, kvs_status s, const kvs_err *err)
+{
+    c->n_reloads++;
+    c->n_reloads_failed += s != KVS_OK;
+    c->reload_err = s != KVS_OK ? *err : (kvs_err){0};
+}
+
 void core_configured(core *c)
 {
     limit_tenants(c);
@@ -370,7 +382,7 @@ uint32_t core_health(const core *c, uint32_t *ret_reasons)
     if (load.oldest_us > CORE_STUCK_US || store.oldest_us > CORE_STUCK_US || decode.oldest_us > CORE_STUCK_US)
         why |= HEALTH_STUCK;
     why |= c->lost != KVS_OK ? HEALTH_DEVICE_LOST : 0;
-    why |= c->draining ? HEALTH_DRAINS : 0;
+    why |= c->draining || c->paused ? HEALTH_DRAINS : 0;
     *ret_reasons = why;
     if (why & HEALTH_DRAINS)
         return WIRE_HEALTH_DRAINING;

@@ -48,6 +48,7 @@ enum op_flags {
     OP_WHEN_LOST = 1,     /* answered when the device is lost */
     OP_WHEN_DRAINING = 2, /* answered while the daemon drains */
     OP_TAKES_FDS = 4,
+    OP_WHEN_PAUSED = 8, /* answered while the operator has drained the daemon: looks, lets go, takes nothing */
 };
 
 typedef struct op_row {
@@ -217,6 +218,10 @@ struct core {
     uint8_t boot_id[16];
     uint64_t seed, now_us, start_us;
     bool draining, stopped, step_due;
+    bool paused; /* drained by the operator */
+    core_operator operator;
+    uint64_t n_reloads, n_reloads_failed;
+    kvs_err reload_err; /* of the latest reload, if that failed */
     kvs_status lost;
     peer *peers;
     uint32_t n_clients, n_admins;
@@ -256,7 +261,7 @@ uint32_t core_health(const core *c, uint32_t *ret_reasons);
     X(hello) X(open) X(region_create) X(region_attach) X(region_import) X(region_close) X(lookup) X(reserve) \
     X(release) X(load) X(store) X(slot_take) X(slot_drop) X(write) X(decode) X(extend) \
     X(pin) X(unpin) X(drop) X(reset) X(cancel) X(status) X(health) X(watch) \
-    X(ping)
+    X(ping) X(reload) X(drain)
 /* clang-format on */
 #define OP_DECLARE(name) kvs_status op_##name(request *r, wire_in *in, kvs_err *err);
 OP_HANDLERS(OP_DECLARE)

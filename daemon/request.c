@@ -19,7 +19,7 @@ enum {
     G_RESET = CONFIG_OPS_RESET
 };
 static const op_row rows[] = {
-    ROW(HELLO, hello, OP_ANY, CREDIT_NONE, 0, 0, WIRE_hello_req_BYTES, WIRE_hello_rep_BYTES, NULL),
+    ROW(HELLO, hello, OP_ANY, CREDIT_NONE, OP_WHEN_PAUSED, 0, WIRE_hello_req_BYTES, WIRE_hello_rep_BYTES, NULL),
     ROW(OPEN, open, OP_CLIENT, CREDIT_DATA, 0, G_BLOCKS, 0, WIRE_open_rep_BYTES, NULL),
     ROW(REGION_CREATE, region_create, OP_CLIENT, CREDIT_DATA, 0, G_BLOCKS, WIRE_region_create_req_BYTES,
         WIRE_region_rep_BYTES, NULL),
@@ -27,15 +27,17 @@ static const op_row rows[] = {
         WIRE_region_rep_BYTES, NULL),
     ROW(REGION_IMPORT, region_import, OP_CLIENT, CREDIT_DATA, OP_TAKES_FDS, G_BLOCKS, WIRE_region_import_req_BYTES,
         WIRE_region_rep_BYTES, NULL),
-    ROW(REGION_CLOSE, region_close, OP_CLIENT, CREDIT_DATA, 0, G_BLOCKS, WIRE_region_close_req_BYTES, 0, NULL),
+    ROW(REGION_CLOSE, region_close, OP_CLIENT, CREDIT_DATA, OP_WHEN_PAUSED, G_BLOCKS, WIRE_region_close_req_BYTES, 0,
+        NULL),
     ROW(LOOKUP, lookup, OP_ANY, CREDIT_DATA, 0, G_CACHE, WIRE_lookup_req_BYTES, WIRE_lookup_rep_BYTES, NULL),
     ROW(RESERVE, reserve, OP_CLIENT, CREDIT_DATA, 0, G_CACHE, WIRE_reserve_req_BYTES, WIRE_reserve_rep_BYTES, NULL),
-    ROW(RELEASE, release, OP_CLIENT, CREDIT_DATA, 0, G_CACHE, WIRE_release_req_BYTES, 0, NULL),
+    ROW(RELEASE, release, OP_CLIENT, CREDIT_DATA, OP_WHEN_PAUSED, G_CACHE, WIRE_release_req_BYTES, 0, NULL),
     ROW(LOAD, load, OP_CLIENT, CREDIT_DATA, 0, G_CACHE, WIRE_load_req_BYTES, WIRE_load_rep_BYTES, refused_load),
     ROW(STORE, store, OP_CLIENT, CREDIT_DATA, 0, G_CACHE, WIRE_store_req_BYTES, WIRE_key_rep_BYTES, refused_store),
     ROW(SLOT_TAKE, slot_take, OP_CLIENT, CREDIT_DATA, 0, G_BLOCKS, WIRE_slot_take_req_BYTES, WIRE_slot_take_rep_BYTES,
         NULL),
-    ROW(SLOT_DROP, slot_drop, OP_CLIENT, CREDIT_DATA, 0, G_BLOCKS, WIRE_slot_drop_req_BYTES, WIRE_key_rep_BYTES, NULL),
+    ROW(SLOT_DROP, slot_drop, OP_CLIENT, CREDIT_DATA, OP_WHEN_PAUSED, G_BLOCKS, WIRE_slot_drop_req_BYTES,
+        WIRE_key_rep_BYTES, NULL),
     ROW(WRITE, write, OP_CLIENT, CREDIT_DATA, 0, G_COMPUTE, WIRE_write_req_BYTES, WIRE_call_rep_BYTES, refused_write),
     ROW(DECODE, decode, OP_CLIENT, CREDIT_DATA, 0, G_COMPUTE, WIRE_decode_req_BYTES, WIRE_call_rep_BYTES,
         refused_decode),
@@ -48,8 +50,10 @@ static const op_row rows[] = {
         NULL),
     ROW(STATUS, status, OP_ANY, CREDIT_DATA, OP_WHEN_DRAINING, 0, WIRE_status_req_BYTES, WIRE_status_rep_BYTES, NULL),
     ROW(HEALTH, health, OP_ANY, CREDIT_CONTROL, OP_WHEN_DRAINING | OP_WHEN_LOST, 0, 0, WIRE_health_rep_BYTES, NULL),
-    ROW(WATCH, watch, OP_ANY, CREDIT_DATA, 0, G_CACHE, WIRE_watch_req_BYTES, 0, NULL),
-    ROW(PING, ping, OP_ANY, CREDIT_CONTROL, 0, 0, 0, CORE_MAX_PING, NULL),
+    ROW(WATCH, watch, OP_ANY, CREDIT_DATA, OP_WHEN_PAUSED, G_CACHE, WIRE_watch_req_BYTES, 0, NULL),
+    ROW(PING, ping, OP_ANY, CREDIT_CONTROL, OP_WHEN_PAUSED, 0, 0, CORE_MAX_PING, NULL),
+    ROW(RELOAD, reload, OP_ADMIN, CREDIT_CONTROL, 0, 0, WIRE_reload_req_BYTES, WIRE_status_rep_BYTES, NULL),
+    ROW(DRAIN, drain, OP_ADMIN, CREDIT_CONTROL, 0, 0, WIRE_drain_req_BYTES, 0, NULL),
 };
 #undef ROW
 
@@ -418,10 +422,14 @@ static kvs_status check_peer(const peer *p, const op_row *row, const wire_header
     return KVS_OK;
 }
 
-static kvs_status check_core(const core *c, const op_row *row, kvs_err *err)
+static kvs_status check_core(const peer *p, const op_row *row, kvs_err *err)
 {
+    const core *c = p->core;
+
     if (c->lost != KVS_OK && !(row->flags & OP_WHEN_LOST))
         return kvs_fail(err, c->lost, "%s", kvs_status_text(c->lost));
+    if (c->paused && !p->info.is_admin && !(row->flags & (OP_WHEN_PAUSED | OP_WHEN_DRAINING)))
+        return kvs_fail(err, KVS_E_STATE, "the operator has drained the daemon: it takes no new work");
     if (c->draining && !(row->flags & OP_WHEN_DRAINING))
         return kvs_fail(err, KVS_E_STATE, "the daemon is shutting down");
     return KVS_OK;
@@ -534,7 +542,7 @@ static kvs_status dispatch(peer *p, frame *f, kvs_err *err)
     }
     s = check_peer(p, row, &f->head, err);
     if (s == KVS_OK)
-        s = check_core(p->core, row, err);
+        s = check_core(p, row, err);
     if (s == KVS_OK)
         s = serve(p, row, f, err);
     if (s == KVS_OK)

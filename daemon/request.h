@@ -39,6 +39,17 @@ typedef struct core core;
 /* boot_id is made here.  Starts the worker threads and the background growth of the arena.  sink: where their
  * completions go; the loop must run each work's on_done. */
 kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink, uint64_t now_us, kvs_err *err);
+/* What RELOAD asks of the process that reads the configuration file.  dry_run: say what would change, change nothing.  The
+ * answer is a whole JSON object; w NULL: none is wanted.  On failure everything is as it was.  NULL: there is no file. */
+struct json_writer;
+typedef struct core_operator {
+    kvs_status (*reload)(void *ud, bool dry_run, struct json_writer *w, kvs_err *err);
+    void *ud;
+} core_operator;
+void core_set_operator(core *c, const core_operator *o);
+/* Of every reload, whoever asked for it: counted in STATUS. */
+void core_reloaded(core *c, kvs_status s, const kvs_err *err);
+
 /* The config has changed (a reload): take over what is kept elsewhere.  Its tenants are the same ones in the same order. */
 void core_configured(core *c);
 /* Everything is refused with E_STATE from now on, but CANCEL, HEALTH and STATUS.  Jobs that have not begun are answered

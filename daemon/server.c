@@ -417,6 +417,11 @@ kvs_status server_start(server *s, core *c, mailbox *m, kvs_err *err)
     return KVS_OK;
 }
 
+void server_recheck(server *s)
+{
+    conns_recheck(&s->host);
+}
+
 void server_stop_listening(server *s)
 {
     for (unsigned i = 0; i < s->n_listeners; i++) {

@@ -37,6 +37,7 @@ typedef struct server_config {
 kvs_status server_create(server **ret, const server_config *c, kvs_err *err);
 kvs_status server_start(server *s, core *c, mailbox *m, kvs_err *err);
 
+void server_recheck(server *s);          /* the lists of users have changed: who may no longer come in goes */
 void server_stop_listening(server *s);   /* also removes the sockets' files; the locks stay */
 bool server_is_flushed(const server *s); /* every reply made so far is sent */
 void server_close_clients(server *s);

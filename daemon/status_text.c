@@ -161,6 +161,13 @@ static void put_summary(const core *c, json_writer *w)
     json_put_u64(w, "admins", c->n_admins);
     json_put_u64(w, "in_flight", c->n_requests);
     json_put_u64(w, "answered", c->n_answered);
+    json_put_bool(w, "drained", c->paused);
+    json_put_u64(w, "reloads", c->n_reloads);
+    json_put_u64(w, "reloads_failed", c->n_reloads_failed);
+    if (c->reload_err.status != KVS_OK)
+        json_put_string(w, "reload_error", c->reload_err.msg);
+    else
+        json_put_null(w, "reload_error");
     status_put_limits(c->config, w);
 }
 

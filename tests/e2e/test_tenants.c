@@ -497,3 +497,200 @@ Test(tenants_e2e, a_tenant_may_ask_only_for_what_it_was_allowed)
     run_child(BLUE, may_look_but_not_reset);
     end();
 }
+
+/* ---- reload ---- */
+
+/* The text of the answer, or the reason in err. */
+static kvs_status ask_reload(bool dry_run, char *buf, size_t cap)
+{
+    kvs_client *admin = NULL;
+    char *text = NULL;
+    kvs_status s;
+
+    cr_assert_eq(open_client(&admin, d.admin), KVS_OK, "%s", err.msg);
+    s = kvs_reload_alloc(admin, dry_run, &text, NULL, 0, &err);
+    if (s == KVS_OK)
+        (void)snprintf(buf, cap, "%s", text);
+    kvs_free(text);
+    kvs_close(admin);
+    return s;
+}
+
+static void status_has(uint32_t section, const char *text)
+{
+    kvs_report_args a = {.section = section, .ns = KVS_ALL};
+    kvs_client *admin = NULL;
+    char *all = NULL;
+
+    cr_assert_eq(open_client(&admin, d.admin), KVS_OK, "%s", err.msg);
+    cr_assert_eq(kvs_report_alloc(admin, &a, &all, NULL, 0, &err), KVS_OK, "%s", err.msg);
+    cr_assert_not_null(strstr(all, text), "%s is not in %s", text, all);
+    kvs_free(all);
+    kvs_close(admin);
+}
+
+static void reconfigure(const char *of_blue, const char *of_red)
+{
+    char text[2048];
+
+    configure(text, sizeof text, of_blue, of_red);
+    daemon_configure(&d, text);
+}
+
+static void stores_past_a_quota_that_comes(void)
+{
+    engine e;
+
+    engine_open(&e, red);
+    for (uint32_t i = 0; i < 20; i++)
+        CHECK(store_one(&e, 1000 + i) == KVS_OK);
+    CHECK(hits(e.ns, 1000, 20) == 20);
+    pause_child();
+    CHECK(store_one(&e, 2000) == KVS_OK);
+    CHECK(hits(e.ns, 1000, 20) == 4 && hits(e.ns, 2000, 1) == 1);
+    kvs_close(e.c);
+}
+
+Test(tenants_e2e, a_reload_changes_a_quota_while_clients_work)
+{
+    char text[4096];
+    child worker;
+
+    begin("", "");
+    worker = start_child(RED, stores_past_a_quota_that_comes);
+    wait_pause(&worker);
+    reconfigure("", ", \"quota_bytes\": 1474560"); /* 5 blocks */
+    cr_assert_eq(ask_reload(true, text, sizeof text), KVS_OK, "%s", err.msg);
+    cr_assert_not_null(
+        strstr(text, "\"applied\":[{\"key\":\"tenants.red.quota_bytes\",\"from\":\"0\",\"to\":\"1440KiB\"}]"), "%s",
+        text);
+    status_has(KVS_SECTION_TENANTS, "\"tenant\":\"red\",\"clients\":1,\"used_bytes\":5898240,\"quota_bytes\":null");
+    cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
+    status_has(KVS_SECTION_TENANTS, "\"used_bytes\":1474560,\"quota_bytes\":1474560");
+    status_has(KVS_SECTION_SUMMARY, "\"reloads\":1,\"reloads_failed\":0,\"reload_error\":null");
+    finish_child(&worker);
+    end();
+}
+
+Test(tenants_e2e, a_bad_file_changes_nothing_and_is_counted)
+{
+    char text[4096];
+
+    begin("", ", \"quota_bytes\": 2949120");
+    reconfigure("", ", \"quota_bytes\": 4096, \"floor_bytes\": 8192");
+    cr_assert_eq(ask_reload(true, text, sizeof text), KVS_E_CONFIG);
+    cr_assert_not_null(strstr(err.msg, "tenants.red.floor_bytes: 8192 bytes is more than its quota_bytes"), "%s",
+                       err.msg);
+    cr_assert_eq(ask_reload(false, text, sizeof text), KVS_E_CONFIG);
+    cr_assert_eq(daemon_log_count(&d, "reload_refused"), 1);
+    status_has(KVS_SECTION_TENANTS, "\"quota_bytes\":2949120");
+    status_has(KVS_SECTION_SUMMARY, "\"reloads\":1,\"reloads_failed\":1,\"reload_error\":\"");
+    daemon_configure(&d, "{");
+    cr_assert_eq(kill(d.pid, SIGHUP), 0);
+    cr_assert(daemon_wait_log(&d, "reload_refused", 2, 5000));
+    status_has(KVS_SECTION_SUMMARY, "\"reloads\":2,\"reloads_failed\":2");
+    end();
+}
+
+static void is_thrown_out(void)
+{
+    raw_client c;
+
+    CHECK(raw_connect(&c, blue) && raw_hello(&c));
+    pause_child();
+    CHECK(raw_wait_end(&c, 5000));
+    CHECK(raw_connect(&c, blue) && !raw_hello(&c));
+}
+
+Test(tenants_e2e, a_user_taken_off_the_list_goes_and_a_new_tenant_waits_for_a_restart)
+{
+    char text[4096];
+    child user;
+
+    begin("", "");
+    user = start_child(BLUE, is_thrown_out);
+    wait_pause(&user);
+    (void)snprintf(text, sizeof text,
+                   "{\"pool\": {\"max_bytes\": \"8MiB\", \"extent_bytes\": \"8MiB\"}, \"device\": {\"kind\": \"cpu\"},"
+                   "\"tenants\": [{\"name\": \"green\", \"path\": \"%s/green.sock\"}, {\"name\": \"blue\", \"path\": "
+                   "\"%s\", \"mode\": \"0666\", \"uids\": [%d]}]}",
+                   d.dir, blue, NOBODY_HERE);
+    daemon_configure(&d, text);
+    cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
+    cr_assert_not_null(
+        strstr(text, "\"applied\":[{\"key\":\"tenants.blue.uids\",\"from\":\"[70001]\",\"to\":\"[70003]\"}]"), "%s",
+        text);
+    cr_assert_not_null(strstr(text, "{\"key\":\"tenants.red\",\"from\":\"there\",\"to\":\"gone\"}"), "%s", text);
+    cr_assert_not_null(strstr(text, "{\"key\":\"tenants.green\",\"from\":\"not there\",\"to\":\"there\"}"), "%s", text);
+    finish_child(&user);
+    end();
+}
+
+/* ---- drain ---- */
+
+static void works_until_drained(void)
+{
+    kvs_client *other = NULL;
+    engine e;
+
+    engine_open(&e, red);
+    CHECK(store_one(&e, 1) == KVS_OK);
+    pause_child();
+    CHECK(store_one(&e, 2) == KVS_E_STATE);
+    CHECK(strstr(err.msg, "the operator has drained the daemon") != NULL);
+    CHECK(open_client(&other, red) == KVS_OK);
+    CHECK(kvs_ping(other, 0, &err) == KVS_OK);
+    kvs_close(other);
+    CHECK(kvs_slot_drop(e.region, e.slots, 1, NULL, NULL, 0, &err) == KVS_OK);
+    pause_child();
+    CHECK(kvs_slot_take(e.region, 1, e.slots, 0, &err) == KVS_OK);
+    CHECK(load_one(&e, 1) == KVS_OK);
+    kvs_close(e.c);
+}
+
+static void drain(bool on)
+{
+    kvs_client *admin = NULL;
+    kvs_health_info h;
+
+    cr_assert_eq(open_client(&admin, d.admin), KVS_OK, "%s", err.msg);
+    cr_assert_eq(kvs_drain(admin, on, 0, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(kvs_health(admin, &h, 0, &err), KVS_OK);
+    cr_assert_eq(h.state, on ? KVS_HEALTH_DRAINING : KVS_HEALTH_OK);
+    kvs_close(admin);
+}
+
+Test(tenants_e2e, a_drained_daemon_takes_no_work_until_told_so)
+{
+    child worker;
+
+    begin("", "");
+    worker = start_child(RED, works_until_drained);
+    wait_pause(&worker);
+    drain(true);
+    status_has(KVS_SECTION_SUMMARY, "\"drained\":true");
+    cr_assert_eq(write(worker.go, "x", 1), 1);
+    wait_pause(&worker);
+    drain(false);
+    finish_child(&worker);
+    end();
+}
+
+static void asks_for_what_operators_do(void)
+{
+    kvs_client *c = NULL;
+    char *text = NULL;
+
+    CHECK(open_client(&c, blue) == KVS_OK);
+    CHECK(kvs_reload_alloc(c, true, &text, NULL, 0, &err) == KVS_E_DENIED);
+    CHECK(kvs_drain(c, true, 0, &err) == KVS_E_DENIED);
+    CHECK(kvs_ping(c, 0, &err) == KVS_OK);
+    kvs_close(c);
+}
+
+Test(tenants_e2e, admin_verbs_are_refused_on_a_tenants_socket)
+{
+    begin("", "");
+    run_child(BLUE, asks_for_what_operators_do);
+    end();
+}

@@ -186,12 +186,20 @@ static kvs_status make_workers(core *c, kvs_err *err)
     return s;
 }
 
+static void share_link(const core *c, uint32_t tenant, uint32_t share)
+{
+    mover_share(c->load, tenant, share);
+    mover_share(c->store, tenant, share);
+    decoder_share(c->decoder, tenant, share);
+}
+
 static void limit_tenants(core *c)
 {
     for (uint32_t t = 0; t < c->config->n_tenants; t++) {
         const config_tenant *x = &c->config->tenants[t];
 
         directory_limit_tenant(c->dir, t, (uint64_t)x->quota_bytes, (uint64_t)x->floor_bytes);
+        share_link(c, t, (uint32_t)x->link_share);
     }
 }
 

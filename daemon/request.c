@@ -385,6 +385,7 @@ kvs_status counter_check_signal(uint32_t counter, uint64_t value, kvs_err *err)
 
 void job_fill(job *j, peer *p, uint32_t after, uint64_t after_value, uint32_t signal, uint64_t signal_value)
 {
+    j->tenant = p->tenant;
     j->counters = p->counters;
     j->after_counter = after;
     j->after_value = after_value;

@@ -80,8 +80,11 @@ int ctl_reload(const ctl *c)
     if (client == NULL)
         return code;
     s = kvs_reload_alloc(client, c->dry_run, &text, &len, 0, &err);
-    if (s != KVS_OK)
+    code = s == KVS_E_CONFIG ? CTL_REFUSED : CTL_OK;
+    if (s != KVS_OK && code == CTL_OK)
         code = ctl_fail(c, "reload", s, &err);
+    else if (s != KVS_OK)
+        (void)ctl_fail(c, "reload", s, &err); /* E_CONFIG is no usage error here: the file is the daemon's */
     else
         code = print(c, "reload", text, len);
     kvs_free(text);

@@ -56,7 +56,7 @@ enum {
     SIZE(device_max_import_bytes, "device.max_import_bytes", CONFIG_GIB(64), 0, CONFIG_TIB(4), true,                   \
          "engine memory that one client may import")                                                                   \
     INT(max_clients, "limits.max_clients", 256, 1, 65536, "connections", true,                                         \
-        "client connections of each tenant; the admin socket has 8 places besides")                                                   \
+        "client connections of each tenant; the admin socket has 8 places besides")                                    \
     SIZE(max_body_bytes, "limits.max_body_bytes", CONFIG_MIB(1), CONFIG_KIB(4), CONFIG_MIB(16), false,                 \
          "largest request body")                                                                                       \
     INT(credit_requests, "limits.credit_requests", 256, 1, 65536, "requests", true,                                    \

@@ -22,14 +22,17 @@ void directory_free_slot(directory *d, pool_slot s)
 {
     uint32_t ns = pool_row_of(d->pool, s)->ns, t = tenant_of(d, ns);
     uint64_t bytes = d->ns[ns]->pub.slot_bytes;
-    uint32_t *share = share_of(d, pool_extent_of(d->pool, s), t);
+    uint32_t e = pool_extent_of(d->pool, s);
+    uint32_t *share = share_of(d, e, t);
 
     assert(*share > 0 && d->tenants[t].pub.used_bytes >= bytes);
     --*share;
     d->tenants[t].pub.used_bytes -= bytes;
-    if (directory_is_closing(d, s))
+    if (d->extents[e].leaving)
         d->tenants[t].leaving -= bytes;
     pool_release(d->pool, s);
+    if (d->extents[e].leaving)
+        d->extents[e].leaving = pool_extent_layout(d->pool, e, NULL, NULL, NULL) != POOL_NONE;
 }
 
 void directory_close_extent(directory *d, uint32_t extent)
@@ -40,6 +43,7 @@ void directory_close_extent(directory *d, uint32_t extent)
     for (uint32_t t = 0; t < d->n_tenants; t++)
         d->tenants[t].leaving += *share_of(d, extent, t) * info.slot_bytes;
     pool_extent_close(d->pool, extent);
+    d->extents[extent].leaving = pool_extent_layout(d->pool, extent, NULL, NULL, NULL) != POOL_NONE;
 }
 
 /* ---- floors ---- */
@@ -104,7 +108,7 @@ void directory_get_tenant(const directory *d, uint32_t tenant, directory_tenant 
     *ret = d->tenants[tenant].pub;
     ret->n_ready = 0;
     for (uint32_t i = 0; i < d->n_ns; i++)
-        if (tenant_of(d, i) == tenant)
+        if (d->ns[i] != NULL && tenant_of(d, i) == tenant)
             ret->n_ready += d->ns[i]->pub.n_ready;
 }
 
@@ -119,21 +123,21 @@ static kvs_status differs(kvs_err *err, const char *what, uint64_t at, uint64_t 
 /* Adds what the extent's rows say to sums[t].used_bytes and .leaving; seen: scratch, [n_tenants]. */
 static kvs_status recount_extent(const directory *d, uint32_t e, tenant_entry *sums, uint32_t *seen, kvs_err *err)
 {
-    bool closing;
+    bool leaving = d->extents[e].leaving;
     pool_slot first;
 
-    (void)pool_extent_layout(d->pool, e, &first, NULL, &closing);
+    (void)pool_extent_layout(d->pool, e, &first, NULL, NULL);
     memset(seen, 0, d->n_tenants * sizeof *seen);
     for (uint32_t i = 0; i < pool_extent_used(d->pool, e); i++) {
         const pool_row *r = pool_row_of(d->pool, first + i);
 
         if (r->state == POOL_FREE)
             continue;
-        if (r->ns >= d->n_ns)
+        if (r->ns >= d->n_ns || d->ns[r->ns] == NULL)
             return differs(err, "namespace of row", first + i, r->ns, d->n_ns);
         seen[tenant_of(d, r->ns)]++;
         sums[tenant_of(d, r->ns)].pub.used_bytes += d->ns[r->ns]->pub.slot_bytes;
-        sums[tenant_of(d, r->ns)].leaving += closing ? d->ns[r->ns]->pub.slot_bytes : 0;
+        sums[tenant_of(d, r->ns)].leaving += leaving ? d->ns[r->ns]->pub.slot_bytes : 0;
     }
     for (uint32_t t = 0; t < d->n_tenants; t++)
         if (seen[t] != *share_of(d, e, t))
@@ -173,6 +177,8 @@ kvs_status directory_check_tenants(const directory *d, kvs_err *err)
     for (uint32_t e = 0; e < pool_n_extents(d->pool) && s == KVS_OK; e++)
         s = recount_extent(d, e, sums, seen, err);
     for (uint32_t i = 0; i < d->n_ns && s == KVS_OK; i++) {
+        if (d->ns[i] == NULL)
+            continue;
         sums[tenant_of(d, i)].pub.pinned_bytes += d->ns[i]->n_pinned * d->ns[i]->pub.slot_bytes;
         sums[tenant_of(d, i)].pub.leased_bytes += d->ns[i]->n_leased * d->ns[i]->pub.slot_bytes;
     }

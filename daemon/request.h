@@ -18,6 +18,7 @@
 #include <sys/types.h>
 
 #include "config/config.h"
+#include "daemon/persist.h"
 #include "daemon/work.h"
 #include "kernels/device.h"
 #include "proto/frame.h"
@@ -39,6 +40,9 @@ typedef struct core core;
 /* boot_id is made here.  Starts the worker threads and the background growth of the arena.  sink: where their
  * completions go; the loop must run each work's on_done. */
 kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink, uint64_t now_us, kvs_err *err);
+/* The same in memory that may hold an earlier life's blocks; borrowed until core_destroy.  NULL: new memory. */
+kvs_status core_create_on(core **ret, const config *c, device *dev, work_sink sink, persist *memory, uint64_t now_us,
+                          kvs_err *err);
 /* What RELOAD asks of the process that reads the configuration file.  dry_run: say what would change, change nothing.  The
  * answer is a whole JSON object; w NULL: none is wanted.  On failure everything is as it was.  NULL: there is no file. */
 struct json_writer;

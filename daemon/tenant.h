@@ -20,7 +20,7 @@ enum { TENANT_DEFAULT = 0 };
 #define TENANT_ADMIN UINT32_C(0xffffffff) /* "everybody's" where the directory asks for a tenant */
 
 const char *tenant_name(const config *c, uint32_t tenant);
-/* The tenant of that name; false: there is none (any more). */
+/* The tenant of an earlier life's name; false: there is none of that name any more. */
 bool tenant_find(const config *c, const char *name, uint32_t *ret);
 
 /* May a peer of `tenant` name what belongs to `owner`? */

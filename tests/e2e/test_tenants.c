@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "daemon/persist.h"
 #include "proto/client/kvstride.h"
 #include "tests/support/daemon_fixture.h"
 #include "tests/support/raw_client.h"
@@ -693,4 +694,67 @@ Test(tenants_e2e, admin_verbs_are_refused_on_a_tenants_socket)
     begin("", "");
     run_child(BLUE, asks_for_what_operators_do);
     end();
+}
+
+/* ---- restart ---- */
+
+static void stores_for_later(void)
+{
+    engine e;
+
+    engine_open(&e, blue);
+    for (uint32_t i = 0; i < MINE; i++)
+        CHECK(store_one(&e, i + 1) == KVS_OK);
+    kvs_close(e.c);
+}
+
+static void finds_what_it_stored(void)
+{
+    engine e;
+
+    engine_open(&e, blue);
+    CHECK(hits(e.ns, 1, MINE) == MINE);
+    for (uint32_t i = 0; i < MINE; i++)
+        CHECK(load_one(&e, i + 1) == KVS_OK);
+    kvs_close(e.c);
+}
+
+static void finds_nothing(void)
+{
+    engine e;
+
+    engine_open(&e, red);
+    CHECK(hits(e.ns, 1, MINE) == 0);
+    kvs_close(e.c);
+}
+
+/* Blue is tenant 1 before, and 2 after: what outlives the process must name it, and not its number. */
+Test(tenants_e2e, blocks_are_their_tenants_after_a_restart_that_numbers_them_anew)
+{
+    static const char FORM[] = "{\"pool\": {\"max_bytes\": \"8MiB\", \"extent_bytes\": \"8MiB\", \"path\": \"%s\"},"
+                               "\"device\": {\"kind\": \"cpu\"}, \"tenants\": [%s{\"name\": \"blue\", \"path\": \"%s\","
+                               "\"mode\": \"0666\", \"uids\": [%d]}%s]}";
+    char text[2048], entry[512], pool[] = "/dev/shm/kvs-tenants-XXXXXX", file[64];
+
+    begin("", "");
+    cr_assert_eq(daemon_stop(&d, SIGTERM), 0);
+    cr_assert_not_null(mkdtemp(pool));
+    (void)snprintf(entry, sizeof entry, "{\"name\": \"red\", \"path\": \"%s\", \"mode\": \"0666\", \"uids\": [%d]}",
+                   red, RED);
+    (void)snprintf(text, sizeof text, FORM, pool, "", blue, BLUE, "");
+    cr_assert(daemon_start(&d, text));
+    run_child(BLUE, stores_for_later);
+    cr_assert_eq(daemon_stop(&d, SIGKILL), 128 + SIGKILL);
+    (void)strcat(entry, ",");
+    (void)snprintf(text, sizeof text, FORM, pool, entry, blue, BLUE, "");
+    cr_assert(daemon_start(&d, text));
+    run_child(RED, finds_nothing);
+    run_child(BLUE, finds_what_it_stored);
+    status_has(KVS_SECTION_TENANTS, "\"tenant\":\"blue\",\"clients\":0,\"used_bytes\":1179648");
+    end();
+    for (int i = 0; i < 2; i++) {
+        (void)snprintf(file, sizeof file, "%s/%s", pool, i == 0 ? PERSIST_ARENA : PERSIST_TABLE);
+        cr_assert_eq(unlink(file), 0);
+    }
+    cr_assert_eq(rmdir(pool), 0);
 }

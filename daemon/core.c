@@ -249,6 +249,11 @@ void core_destroy(core *c)
     free(c);
 }
 
+void core_set_edge(core *c, const struct metrics_edge *e)
+{
+    c->edge = e;
+}
+
 void core_drain(core *c)
 {
     c->draining = true;

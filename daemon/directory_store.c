@@ -32,6 +32,21 @@ static void release_slot(directory *d, pool_slot s)
     pool_release(d->pool, s);
 }
 
+/* NONE: by a reset that is told as one event. */
+static void count_removed(directory *d, directory_counts *of_ns, uint32_t cause)
+{
+    if (cause == WIRE_CAUSE_EVICTED) {
+        d->stats.evicted++;
+        of_ns->evicted++;
+    } else if (cause == WIRE_CAUSE_REBOUND) {
+        d->stats.rebound++;
+        of_ns->rebound++;
+    } else {
+        d->stats.dropped++;
+        of_ns->dropped++;
+    }
+}
+
 void directory_take_away(directory *d, pool_slot s, uint32_t cause)
 {
     pool_row *r = pool_row_of(d->pool, s);
@@ -41,14 +56,10 @@ void directory_take_away(directory *d, pool_slot s, uint32_t cause)
     forget_key(d, s, r);
     d->ns[r->ns]->pub.n_ready--;
     d->stats.n_ready--;
-    d->stats.evicted += cause == WIRE_CAUSE_EVICTED;
-    d->stats.dropped += cause == WIRE_CAUSE_DROPPED;
-    d->stats.rebound += cause == WIRE_CAUSE_REBOUND;
+    count_removed(d, &d->ns[r->ns]->pub.counts, cause);
     extent_of(d, s)->n_ready--;
     if (cause != WIRE_CAUSE_NONE)
         directory_emit(d, WIRE_EVENT_REMOVED, cause, r);
-    else
-        d->stats.dropped++; /* by a reset that is told as one event */
     if (i->holds > 0) {
         pool_drain(d->pool, s); /* busy before and after */
         return;
@@ -242,6 +253,7 @@ static kvs_status admit_new(directory *d, admission *a, uint32_t depth, const ui
     if (s != KVS_OK) {
         a->full = true;
         d->stats.no_space++;
+        d->ns[a->ns]->pub.counts.no_space++;
         return s;
     }
     r = pool_row_of(d->pool, *ret);
@@ -270,6 +282,7 @@ static kvs_status admit_one(directory *d, admission *a, uint32_t depth, const ui
     if (pool_row_of(d->pool, *slot)->state != POOL_READY)
         return KVS_E_BUSY;
     d->stats.exists++;
+    d->ns[a->ns]->pub.counts.exists++;
     return KVS_E_EXISTS;
 }
 
@@ -327,6 +340,7 @@ kvs_status directory_commit(directory *d, pool_slot s, uint64_t checksum)
     d->ns[r->ns]->pub.n_ready++;
     d->stats.n_ready++;
     d->stats.stored++;
+    d->ns[r->ns]->pub.counts.stored++;
     directory_emit(d, WIRE_EVENT_STORED, WIRE_CAUSE_NONE, r);
     directory_change_end(d, s, true); /* writing was busy, ready is not */
     return KVS_OK;

@@ -10,6 +10,7 @@
 #include <xxh_x86dispatch.h>
 #endif
 
+#include "daemon/thread.h"
 #include "daemon/worker.h"
 
 enum { BATCH_COPIES = 256 };
@@ -22,6 +23,9 @@ struct mover {
     device_dir dir;
     bool lost; /* the thread's: the device has said so once */
     _Atomic uint64_t blocks, bytes;
+    struct {
+        _Atomic uint64_t blocks, bytes, busy_us;
+    } path[MOVER_PATHS];
     device_copy copies[BATCH_COPIES];
 };
 
@@ -35,9 +39,10 @@ typedef struct run {
     mover *m;
     mover_job *j;
     place at;
-    size_t n;        /* copies in this batch */
-    size_t n_before; /* of these, before the item at hand */
-    uint64_t bytes;  /* of this batch */
+    size_t n;         /* copies in this batch */
+    size_t n_before;  /* of these, before the item at hand */
+    uint64_t bytes;   /* of this batch */
+    uint64_t n_whole; /* blocks copied whole so far */
 } run;
 
 static uint32_t planes(const region_map *map)
@@ -163,6 +168,7 @@ static void settle_item(run *r, mover_item *it, bool whole, kvs_status s)
     if (r->m->dir == DEVICE_STORE && r->j->checksum)
         it->checksum = XXH3_64bits(it->host, r->j->map->slot_bytes);
     it->status = KVS_OK;
+    r->n_whole++;
     (void)atomic_fetch_add_explicit(&r->m->blocks, 1, memory_order_relaxed);
     (void)atomic_fetch_add_explicit(&r->m->bytes, r->j->map->slot_bytes, memory_order_relaxed);
 }
@@ -211,10 +217,23 @@ static void run_batches(run *r)
     }
 }
 
+static void count_path(run *r, uint64_t busy_us)
+{
+    const mover_job *j = r->j;
+    enum mover_path p = MOVER_DAEMON_REGION;
+
+    if (j->imported)
+        p = j->map->cross_layer ? MOVER_ENGINE_BLOCKS : MOVER_ENGINE_PAGES;
+    (void)atomic_fetch_add_explicit(&r->m->path[p].blocks, r->n_whole, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&r->m->path[p].bytes, r->n_whole * j->map->slot_bytes, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&r->m->path[p].busy_us, busy_us, memory_order_relaxed);
+}
+
 static void mover_run(void *ud, job *j)
 {
     mover *m = ud;
     run r = {.m = m, .j = (mover_job *)(void *)j};
+    uint64_t began = thread_now_us();
     kvs_err err;
 
     if (m->lost) {
@@ -223,6 +242,7 @@ static void mover_run(void *ud, job *j)
         return;
     }
     run_batches(&r);
+    count_path(&r, thread_now_us() - began);
 }
 
 static kvs_status mover_start(void *ud, kvs_err *err)
@@ -302,4 +322,10 @@ void mover_get_stats(const mover *m, mover_stats *ret)
                          .failed = w.failed,
                          .queued = w.queued,
                          .oldest_us = w.oldest_us};
+    for (int p = 0; p < MOVER_PATHS; p++)
+        ret->path[p] = (mover_path_stats){
+            .blocks = atomic_load_explicit(&m->path[p].blocks, memory_order_relaxed),
+            .bytes = atomic_load_explicit(&m->path[p].bytes, memory_order_relaxed),
+            .busy_us = atomic_load_explicit(&m->path[p].busy_us, memory_order_relaxed),
+        };
 }

@@ -273,6 +273,7 @@ static void making_done(work *w)
         if (m->region->imported) {
             m->closer->bytes = m->region->bytes;
             p->import_bytes += m->region->bytes;
+            c->import_bytes += m->region->bytes;
         }
         m->region->closer = m->closer;
         peer_add_seat(p, m->seat);

@@ -160,7 +160,9 @@ void peer_add_seat(peer *p, region_seat *s)
 
 static void closer_free(closer *x)
 {
-    *(x->imported ? &x->peer->import_bytes : &x->core->region_bytes) -= x->bytes;
+    if (x->imported)
+        x->peer->import_bytes -= x->bytes;
+    *(x->imported ? &x->core->import_bytes : &x->core->region_bytes) -= x->bytes;
     free(x);
 }
 
@@ -199,7 +201,9 @@ closer *closer_create(peer *p, bool imported, uint64_t bytes)
     x->peer = p;
     x->imported = imported;
     x->bytes = bytes;
-    *(imported ? &p->import_bytes : &p->core->region_bytes) += bytes;
+    if (imported)
+        p->import_bytes += bytes;
+    *(imported ? &p->core->import_bytes : &p->core->region_bytes) += bytes;
     return x;
 }
 

@@ -41,8 +41,8 @@ typedef struct core core;
 kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink, uint64_t now_us, kvs_err *err);
 /* Everything is refused with E_STATE from now on, but CANCEL, HEALTH, STATUS and what is in flight. */
 void core_drain(core *c);
-bool core_is_idle(const core *c);    /* no request in flight, no region being unmapped */
-bool core_is_ready(const core *c);   /* the first piece is usable */
+bool core_is_idle(const core *c);  /* no request in flight, no region being unmapped */
+bool core_is_ready(const core *c); /* the first piece is usable */
 /* KVS_OK, or why no piece will ever be usable: the process must end. */
 kvs_status core_start_failure(const core *c, kvs_err *err);
 kvs_status core_lost(const core *c); /* E_DEVICE_LOST once the device is; the process must end non-zero */
@@ -50,6 +50,10 @@ kvs_status core_lost(const core *c); /* E_DEVICE_LOST once the device is; the pr
  * this: core_stop joins and posts, then the caller drains the sink, then core_destroy frees. */
 void core_stop(core *c);
 void core_destroy(core *c);
+
+/* Counts of main's, to be shown beside those of the core; borrowed. */
+struct metrics_edge;
+void core_set_edge(core *c, const struct metrics_edge *e);
 
 /* Run what is due (deadlines, leases, growth).  Returns when to call next, UINT64_MAX: only after other
  * events. */

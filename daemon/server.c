@@ -90,10 +90,17 @@ static const char *is_full(const server *s, const listener *l, int fd)
     return NULL;
 }
 
+static void count_refused(const listener *l, const char *why)
+{
+    if (l->server->cfg.edge != NULL)
+        metrics_count(&l->server->cfg.edge->refused, why, 1);
+}
+
 static void refuse(listener *l, const char *why)
 {
     uint64_t now = conn_now_us();
 
+    count_refused(l, why);
     l->refused++;
     l->refused_why = why;
     if (l->refused_line_us != 0 && now - l->refused_line_us < REFUSED_LINE_US)
@@ -124,6 +131,7 @@ static bool admit(listener *l, int fd)
     why = is_stranger(s, l, &info);
     if (why != NULL) {
         (void)close(fd);
+        count_refused(l, why);
         log_event(LOG_LEVEL_WARN, "client_denied", " reason=%s socket=%s uid=%u pid=%d", why,
                   l->is_admin ? "admin" : "client", (unsigned)info.uid, (int)info.pid);
         return true;
@@ -336,6 +344,7 @@ static kvs_status start_listener(server *s, listener *l, kvs_err *err)
 kvs_status server_start(server *s, core *c, mailbox *m, kvs_err *err)
 {
     conn_host_init(&s->host, s->cfg.loop, c, m, s->cfg.config);
+    s->host.edge = s->cfg.edge;
     (void)uv_timer_init(s->cfg.loop, &s->timer);
     (void)uv_prepare_init(s->cfg.loop, &s->prepare);
     (void)uv_idle_init(s->cfg.loop, &s->no_wait);

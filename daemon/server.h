@@ -14,6 +14,7 @@
 
 #include "config/config.h"
 #include "daemon/mailbox.h"
+#include "daemon/metrics.h"
 #include "daemon/request.h"
 
 enum { SERVER_ADMIN_PLACES = 8, SERVER_BACKOFF_MS = 100 };
@@ -24,6 +25,7 @@ typedef struct server_config {
     uv_loop_t *loop;
     const config *config;      /* limits are read at every use: a reload may change them */
     int client_fd, admin_fd;   /* listening sockets of the service manager, taken also on failure; -1: bind the path */
+    metrics_edge *edge;        /* or NULL */
     void (*on_turn)(void *ud); /* may be NULL */
     void *ud;
 } server_config;

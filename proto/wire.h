@@ -301,6 +301,7 @@ enum wire_section {
     WIRE_SECTION_KEYS = 3, /* paged by cursor and limit */
     WIRE_SECTION_NAMESPACES = 4,
     WIRE_SECTION_FSCK = 5,
+    WIRE_SECTION_METRICS = 6,
 };
 enum wire_health { WIRE_HEALTH_OK = 0, WIRE_HEALTH_STARTING = 1, WIRE_HEALTH_DEGRADED = 2, WIRE_HEALTH_DRAINING = 3 };
 enum wire_event_type { WIRE_EVENT_STORED = 0, WIRE_EVENT_REMOVED = 1, WIRE_EVENT_RESET = 2 };

@@ -371,6 +371,7 @@ enum kvs_section {
     KVS_SECTION_KEYS = 3, /* paged by cursor and limit */
     KVS_SECTION_NAMESPACES = 4,
     KVS_SECTION_FSCK = 5,
+    KVS_SECTION_METRICS = 6, /* what GET /metrics.json gives */
 };
 typedef struct kvs_report_args {
     uint32_t section, limit; /* limit 0: the daemon's default */

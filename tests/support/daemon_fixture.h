@@ -17,7 +17,7 @@ typedef struct daemon_fixture {
     bool no_memory;   /* the kernel refuses the pool's memory at the next start */
     int listen_fd[2]; /* handed over at the next start as "client" and "admin", closed here then; -1: none */
     char dir[64];
-    char socket[96], admin[96], config[96], log[96]; /* paths in it */
+    char socket[96], admin[96], metrics[96], config[96], log[96]; /* paths in it */
 } daemon_fixture;
 
 void daemon_init(daemon_fixture *d);

@@ -128,14 +128,14 @@ static void on_connection(void *ud, struct MHD_Connection *c, void **ctx, enum M
     (void)pthread_mutex_unlock(&h->lock);
 }
 
-void http_check(http *h)
+void http_check(http *h, uint64_t whole_us)
 {
     uint64_t now = thread_now_us();
 
     if (pthread_mutex_trylock(&h->lock) != 0)
         return;
     for (size_t i = 0; i < sizeof h->places / sizeof h->places[0]; i++)
-        if (h->places[i].fd >= 0 && now - h->places[i].since_us > HTTP_WHOLE_US)
+        if (h->places[i].fd >= 0 && now - h->places[i].since_us >= whole_us)
             (void)shutdown(h->places[i].fd, SHUT_RDWR); /* its thread closes it, and tells */
     (void)pthread_mutex_unlock(&h->lock);
 }

@@ -34,7 +34,8 @@ typedef struct http http;
 /* Bind the UNIX socket, and port (0: none) on 127.0.0.1 and ::1.  All or nothing.  Failures: see listen_open. */
 kvs_status http_open(http **ret, const char *path, mode_t mode, uint16_t port, kvs_err *err);
 kvs_status http_start(http *h, board *b, kvs_err *err);
-void http_check(http *h); /* every few seconds: ends connections that have had their time.  Never blocks */
+/* Every few seconds, with HTTP_WHOLE_US: ends connections that have had their time.  Never blocks. */
+void http_check(http *h, uint64_t whole_us);
 void http_stop(http *h);  /* after board_close; NULL is fine */
 
 #endif

@@ -196,7 +196,7 @@ static void fill_snapshot(void *ud, metrics_snapshot *s)
 
 static void on_heartbeat(uv_timer_t *t)
 {
-    http_check(((app *)t->data)->http);
+    http_check(((app *)t->data)->http, HTTP_WHOLE_US);
 }
 
 /* A cache that cannot be watched is better than none: one line says so. */

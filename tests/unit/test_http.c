@@ -99,7 +99,6 @@ Test(http, serves_its_pages_and_nothing_else)
     expect("/metrics/", 404, "/metrics");
     expect("/../metrics", 404, "there are");
     expect("/metrics?x=1", 200, "kvstride_ready 1");
-    expect("/%00", 404, "there are");
 }
 
 Test(http, refuses_methods_that_could_change_something)

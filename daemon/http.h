@@ -36,6 +36,6 @@ kvs_status http_open(http **ret, const char *path, mode_t mode, uint16_t port, k
 kvs_status http_start(http *h, board *b, kvs_err *err);
 /* Every few seconds, with HTTP_WHOLE_US: ends connections that have had their time.  Never blocks. */
 void http_check(http *h, uint64_t whole_us);
-void http_stop(http *h);  /* after board_close; NULL is fine */
+void http_stop(http *h); /* after board_close; NULL is fine */
 
 #endif

@@ -335,8 +335,8 @@ static void walk_requests(const walk *w, const metrics_snapshot *s)
     counter_of(w, "kvstride_requests_received_total", "Requests that came: answered or in flight.", whole(m->received));
     gauge_of(w, "kvstride_requests_in_flight", "Requests without an answer so far.", whole(m->in_flight));
     counter(w, "kvstride_requests_total", "Requests answered, by op and status; E_PARTIAL: see the items.");
-    for (uint16_t op = 0; op < METRICS_OPS; op++)
-        put_answers(w, op, m->by[op]);
+    for (uint32_t op = 0; op < METRICS_OPS; op++)
+        put_answers(w, (uint16_t)op, m->by[op]);
     w->v->family(w->ud, "kvstride_request_duration_seconds", METRIC_HISTOGRAM,
                  "From the arrival of a request to its answer, waiting for the client's counter included.");
     for (uint32_t c = 0; c < METRICS_CLASSES; c++)

@@ -20,6 +20,12 @@ OPT   ?= -O2
 ALL_C := -std=c11 -D_GNU_SOURCE -DKVS_VERSION='"$(VERSION)"' $(WARN) $(OPT) -g -fno-omit-frame-pointer -pthread -I. \
          -fPIC -fvisibility=hidden -MMD -MP $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all) $(CFLAGS)
 ALL_LD := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
+# The CUDA runtime is linked in and looks for the driver when it is first called: one binary for machines with and without.
+CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
+CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
+CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
+CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra -Werror all-warnings \
+             $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@
 # One rounding a operation: the same bits with every compiler that follows IEEE 754.
 KERNEL_C := -O3 -ffp-contract=off -fno-math-errno
 
@@ -27,7 +33,7 @@ sources = $(wildcard $(1)/*.c)
 objects = $(patsubst %.c,$(BUILD)/%.o,$(1))
 PROTO   := $(call objects,$(call sources,proto))
 CONFIG  := $(call objects,$(call sources,config))
-KERNELS := $(call objects,$(call sources,kernels))
+KERNELS := $(call objects,$(call sources,kernels)) $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard kernels/*.cu)))
 DAEMON  := $(call objects,$(filter-out daemon/main.c,$(call sources,daemon)))
 CLIENT  := $(call objects,$(call sources,proto/client))
 CTL     := $(call objects,$(filter-out proto/ctl/main.c,$(call sources,proto/ctl)))
@@ -35,15 +41,18 @@ SUPPORT := $(call objects,$(call sources,tests/support))
 # Archives, so that a test links what it uses and no more.
 LIB_DAEMON := $(BUILD)/libdaemon.a $(BUILD)/libkernels.a $(BUILD)/libconfig.a $(BUILD)/libproto.a
 LIB_CLIENT := $(BUILD)/libkvstride.a
-DAEMON_LIBS := -luv -lcjson -lcrypto -lxxhash -lsystemd -lmicrohttpd -lm
+DAEMON_LIBS := -luv -lcjson -lcrypto -lxxhash -lsystemd -lmicrohttpd -lm $(CUDA_LIBS)
 CLIENT_LIBS := -lcrypto -lm
 SO := libkvstride.so.0
 
 PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO)
 tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
+GPU   := $(call tests,gpu)
+GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
 RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
 FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
+GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c))
 BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 
 all: deps
@@ -75,13 +84,18 @@ $(BUILD)/kvstrided: $(BUILD)/daemon/main.o $(LIB_DAEMON)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
 $(BUILD)/kvstridectl: $(BUILD)/proto/ctl/main.o $(BUILD)/libctl.a $(LIB_CLIENT) $(BUILD)/libkernels.a $(BUILD)/libconfig.a $(BUILD)/libproto.a
 	$(call say,LD)
-	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcjson $(CLIENT_LIBS)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcjson $(CLIENT_LIBS) $(CUDA_LIBS)
 $(BUILD)/$(SO): $(CLIENT) $(PROTO)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -shared -Wl,-soname,$(SO) -o $@ $^ $(CLIENT_LIBS)
 	$(Q)ln -sf $(SO) $(BUILD)/libkvstride.so
 
-$(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C)
+$(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C)
+$(BUILD)/tests/gpu/%.o: ALL_C += $(CUDA_C)
+$(BUILD)/%.cu.o: %.cu
+	$(call say,NVCC)
+	@mkdir -p $(@D)
+	$(Q)$(CUDA_CC) -c -o $@ $<
 $(BUILD)/%.o: %.c
 	$(call say,CC)
 	@mkdir -p $(@D)
@@ -100,6 +114,9 @@ $(BUILD)/tests/e2e/%: $(BUILD)/tests/e2e/%.o $(TEST_LIBS)
 $(BUILD)/tests/race/%: $(BUILD)/tests/race/%.o $(TEST_LIBS)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+$(BUILD)/tests/gpu/%: $(BUILD)/tests/gpu/%.o $(GPU_SUPPORT) $(TEST_LIBS)
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
 $(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
@@ -115,10 +132,10 @@ run: all
 
 # ---- proof --------------------------------------------------------------------------------------------------
 # Under SAN=thread only the race programs: Criterion's runner does not survive that sanitizer.
-TESTS := $(if $(findstring thread,$(SAN)),$(RACE),$(UNIT) $(RACE))
+TESTS := $(if $(findstring thread,$(SAN)),$(RACE),$(UNIT) $(GPU) $(RACE))
 test: deps
 	@$(MAKE) --no-print-directory test-programs
-	@tests/run $(BUILD) $(TESTS)
+	@tests/run $(BUILD) $(TESTS) $(if $(findstring thread,$(SAN)),,tests/python/run)
 test-programs: programs $(TESTS)
 test-race:
 	@$(MAKE) --no-print-directory SAN=thread test
@@ -137,8 +154,8 @@ bench: all
 # ---- ship ---------------------------------------------------------------------------------------------------
 # Programs, tests and benches with every shared library they need: runs on any x86-64 Linux with glibc >= 2.36.
 bundle: all
-	@$(MAKE) --no-print-directory $(TESTS) $(BENCH)
-	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(BENCH)
+	@$(MAKE) --no-print-directory $(TESTS) $(BENCH) $(GPU_BENCH)
+	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(BENCH) $(GPU_BENCH)
 
 BIN := $(DESTDIR)$(PREFIX)/bin
 LIB := $(DESTDIR)$(PREFIX)/lib

@@ -59,7 +59,7 @@ enum { CONFIG_PATH_BYTES = 4096, CONFIG_WORD_BYTES = 64 };
     SIZE(out_high_bytes, "limits.out_high_bytes", CONFIG_MIB(1), CONFIG_KIB(4), CONFIG_GIB(1), true,                   \
          "unsent reply bytes at which a client's requests are no longer read")                                         \
     SIZE(out_max_bytes, "limits.out_max_bytes", CONFIG_MIB(32), CONFIG_KIB(64), CONFIG_GIB(1), true,                   \
-         "unsent reply bytes at which a client is dropped")                                                            \
+         "unsent reply bytes at which a client is dropped; at least out_high_bytes and max_body_bytes")                \
     INT(write_timeout_ms, "limits.write_timeout_ms", 30000, 10, 3600000, "ms", true,                                   \
         "a client that reads nothing for this long is dropped")                                                        \
     INT(frame_timeout_ms, "limits.frame_timeout_ms", 10000, 10, 3600000, "ms", true,                                   \

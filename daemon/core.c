@@ -71,7 +71,7 @@ void core_due_remove(core *c, request *r)
 
 static void run_overdue(request *r)
 {
-    bool untouched = r->ops->stop(r);
+    bool untouched = r->ops->stop(r, true);
     kvs_err err;
 
     (void)kvs_fail(&err, KVS_E_DEADLINE, "deadline: passed %s",
@@ -254,9 +254,17 @@ void core_set_edge(core *c, const struct metrics_edge *e)
     c->edge = e;
 }
 
+/* A job that waits for a counter could wait for as long as its client likes: what has not begun is given up now. */
 void core_drain(core *c)
 {
     c->draining = true;
+    for (peer *p = c->peers; p; p = p->next)
+        for (request *r = p->requests; r; r = r->next) {
+            if (!r->ops->stop) /* a CANCEL ends with its target */
+                continue;
+            r->cancelled = true;
+            (void)r->ops->stop(r, false);
+        }
 }
 
 bool core_is_idle(const core *c)
@@ -336,15 +344,19 @@ uint64_t core_tick(core *c, uint64_t now_us)
 uint32_t core_health(const core *c, uint32_t *ret_reasons)
 {
     mover_stats load = {0}, store = {0};
+    decoder_stats decode = {0};
     uint32_t why = 0;
 
     if (c->load)
         mover_get_stats(c->load, &load);
     if (c->store)
         mover_get_stats(c->store, &store);
+    if (c->decoder)
+        decoder_get_stats(c->decoder, &decode);
     why |= core_is_ready(c) ? 0 : HEALTH_NO_PIECE;
     why |= c->grow_failed ? HEALTH_PIECE_FAILED : 0;
-    why |= load.oldest_us > CORE_STUCK_US || store.oldest_us > CORE_STUCK_US ? HEALTH_STUCK : 0;
+    if (load.oldest_us > CORE_STUCK_US || store.oldest_us > CORE_STUCK_US || decode.oldest_us > CORE_STUCK_US)
+        why |= HEALTH_STUCK;
     why |= c->lost != KVS_OK ? HEALTH_DEVICE_LOST : 0;
     why |= c->draining ? HEALTH_DRAINS : 0;
     *ret_reasons = why;
@@ -363,7 +375,7 @@ static bool is_for(const peer *p, const core_event *e)
 
     if (!(p->watch_mask & (UINT32_C(1) << e->type)))
         return false;
-    if (p->tenant == TENANT_ADMIN || e->ns == WIRE_NONE32)
+    if (p->tenant == TENANT_ADMIN)
         return true;
     n = directory_namespace(p->core->dir, e->ns);
     return n && tenant_may(p->tenant, n->tenant);

@@ -72,9 +72,11 @@ typedef struct request_chunk {
 } request_chunk;
 
 typedef struct request_ops {
-    /* Drop what waits, stop what runs.  True: nothing has started nor ever will. */
-    bool (*stop)(request *r);
-    /* The deadline has passed: add what is known of each item to request_out.  untouched: as stop said. */
+    /* Drop what waits; running: stop what runs as well.  True: nothing has started nor ever will.  More than once is
+     * fine. */
+    bool (*stop)(request *r, bool running);
+    /* The deadline has passed: add what is known of each item to request_out, and signal what will never run.
+     * untouched: as stop said. */
     void (*overdue)(request *r, bool untouched);
 } request_ops;
 

@@ -129,5 +129,6 @@ void decoder_get_stats(const decoder *d, decoder_stats *ret)
                            .calls = atomic_load_explicit(&d->calls, memory_order_relaxed),
                            .busy_us = w.busy_us,
                            .failed = w.failed,
-                           .queued = w.queued};
+                           .queued = w.queued,
+                           .oldest_us = w.oldest_us};
 }

@@ -32,6 +32,7 @@ typedef struct decoder_job {
 
 typedef struct decoder_stats {
     uint64_t jobs, calls, busy_us, failed, queued;
+    uint64_t oldest_us; /* how long the job that runs now has been running; 0: none runs */
 } decoder_stats;
 
 kvs_status decoder_create(decoder **ret, device *dev, work_sink sink, kvs_err *err);

@@ -40,7 +40,7 @@ kvs_status op_cancel(request *r, wire_in *in, kvs_err *err)
     r->next_cancel = t->cancels;
     t->cancels = r;
     t->cancelled = true;
-    (void)t->ops->stop(t); /* answered when its jobs are back: they come as completions */
+    (void)t->ops->stop(t, true); /* answered when its jobs are back: they come as completions */
     return KVS_OK;
 }
 

@@ -113,7 +113,7 @@ kvs_status op_reserve(request *r, wire_in *in, kvs_err *err)
         c->lease_due_us = c->now_us + (uint64_t)lease.ttl_ms * 1000;
     memcpy(rep.lease, lease.id, sizeof(rep.lease));
     rep.n_leased = lease.n_leased;
-    rep.ttl_ms = lease.ttl_ms;
+    rep.ttl_ms = lease.n_leased > 0 ? lease.ttl_ms : 0;
     rep.bytes = lease.bytes;
     wire_put_reserve_rep(request_out(r), &rep);
     return KVS_OK;

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/mla_check.h"
+
 /* Kernels over views: WRITE and DECODE.
  *
  * Everything that a kernel will use as an index or an address is checked here, on the daemon's own copy,
@@ -71,7 +73,7 @@ static void rest(compute *x)
         (x->is_write ? x->scratches[i] : x->jobs[i].scratch)->users--;
 }
 
-static bool compute_stop(request *r)
+static bool compute_stop(request *r, bool running)
 {
     compute *x = r->ext;
     bool untouched = true;
@@ -85,11 +87,19 @@ static bool compute_stop(request *r)
         }
         if (job_drop(j))
             continue;
-        atomic_store(&j->stop, true);
+        if (running)
+            atomic_store(&j->stop, true);
         untouched = false;
     }
     decoder_kick(r->peer->core->decoder);
     return untouched;
+}
+
+/* Its rows are not there: a STORE that waits for it must find the slots marked. */
+static void mark_bad(compute *x)
+{
+    for (uint32_t i = 0; i < x->n_used && x->is_write; i++)
+        x->seat->region->use[x->used[i]].bad = true;
 }
 
 static void compute_overdue(request *r, bool untouched)
@@ -100,6 +110,11 @@ static void compute_overdue(request *r, bool untouched)
     for (uint32_t i = 0; i < x->n_used && !untouched && x->is_write; i++)
         g->use[x->used[i]].suspect = true;
     (void)each_call(x, request_out(r));
+    if (untouched)
+        mark_bad(x);
+    for (uint32_t i = 0; i < x->n_jobs; i++)
+        if (atomic_load(&x->jobs[i].job.job.state) == JOB_DROPPED)
+            job_signal(&x->jobs[i].job.job, KVS_E_DEADLINE);
 }
 
 static const request_ops compute_ops = {compute_stop, compute_overdue};
@@ -140,10 +155,8 @@ static void compute_done(work *w)
 
     cj->back = true;
     core_note_status(c, s);
-    /* Before the counter says that it failed: a STORE that waits for it must find the slots marked. */
-    if (x->is_write && s != KVS_OK && atomic_load(&j->state) != JOB_DROPPED)
-        for (uint32_t i = 0; i < x->n_used; i++)
-            x->seat->region->use[x->used[i]].bad = true;
+    if (s != KVS_OK)
+        mark_bad(x); /* before the counter says that it failed */
     job_signal(j, x->request->answered && s != KVS_OK ? KVS_E_DEADLINE : s);
     if (++x->n_back == x->n_jobs)
         all_back(x, &j->err);
@@ -303,7 +316,7 @@ static kvs_status read_mapping(compute *x, const uint8_t *array, uint32_t n, con
     return KVS_OK;
 }
 
-static kvs_status add_write(compute *x, uint32_t i, const wire_write_call *w, uint32_t n_tokens, const int64_t *mapping,
+static kvs_status add_write(compute *x, uint32_t i, wire_write_call *w, uint32_t n_tokens, const int64_t *mapping,
                             kvs_err *err)
 {
     region_seat *scratch = NULL;
@@ -312,7 +325,11 @@ static kvs_status add_write(compute *x, uint32_t i, const wire_write_call *w, ui
 
     if (s == KVS_OK)
         s = find_scratch(x->request->peer, w->scratch, i, &scratch, err);
-    if (s == KVS_OK && n_tokens > 1 && (w->kv_c_stride < LATENT_BYTES || w->k_pe_stride < ROPE_BYTES))
+    if (n_tokens == 1) { /* one row has no stride */
+        w->kv_c_stride = LATENT_BYTES;
+        w->k_pe_stride = ROPE_BYTES;
+    }
+    if (s == KVS_OK && (w->kv_c_stride < LATENT_BYTES || w->k_pe_stride < ROPE_BYTES))
         s = kvs_fail(err, KVS_E_INVALID, "call %u: strides: %" PRIu64 " and %" PRIu64 " are below rows of %d and %d", i,
                      w->kv_c_stride, w->k_pe_stride, LATENT_BYTES, ROPE_BYTES);
     if (s == KVS_OK)
@@ -326,14 +343,12 @@ static kvs_status add_write(compute *x, uint32_t i, const wire_write_call *w, ui
     x->scratches[i] = scratch;
     x->write_calls[i].is_write = true;
     *a = (kvs_mla_write_args){.view = region_map_view(x->seat->region->map, w->plane),
-                              .kv_c_stride = n_tokens > 1 ? w->kv_c_stride : LATENT_BYTES,
-                              .k_pe_stride = n_tokens > 1 ? w->k_pe_stride : ROPE_BYTES,
+                              .kv_c = scratch->region->base + w->kv_c_offset,
+                              .k_pe = scratch->region->base + w->k_pe_offset,
+                              .kv_c_stride = w->kv_c_stride,
+                              .k_pe_stride = w->k_pe_stride,
                               .slot_mapping = mapping,
                               .n_tokens = n_tokens};
-    if (n_tokens > 0) {
-        a->kv_c = scratch->region->base + w->kv_c_offset;
-        a->k_pe = scratch->region->base + w->k_pe_offset;
-    }
     return KVS_OK;
 }
 
@@ -510,9 +525,18 @@ static kvs_status check_call(const compute *x, uint32_t i, const wire_decode_cal
     return s;
 }
 
-static kvs_strided operand(const region *sc, bool any, uint64_t offset, uint64_t token, uint64_t head)
+static kvs_strided operand(const region *sc, uint64_t offset, uint64_t token, uint64_t head)
 {
-    return (kvs_strided){any ? sc->base + offset : NULL, token, head};
+    return (kvs_strided){sc->base + offset, token, head};
+}
+
+/* What the kernel will refuse is refused here: then nothing has begun, and every call is signalled. */
+static kvs_status check_args(uint32_t i, const kvs_mla_decode_args *a, kvs_err *err)
+{
+    kvs_err why = {0};
+    kvs_status s = kvs_mla_decode_check(a, &why);
+
+    return s == KVS_OK ? KVS_OK : kvs_fail(err, s, "call %u: %s", i, why.msg);
 }
 
 static kvs_status add_decode(compute *x, uint32_t i, const wire_decode_call *d, const wire_decode_req *q,
@@ -521,7 +545,6 @@ static kvs_status add_decode(compute *x, uint32_t i, const wire_decode_call *d, 
     compute_job *cj = &x->jobs[i];
     const region *sc;
     kvs_status s = check_call(x, i, d, err);
-    bool any = q->n_seqs > 0;
 
     if (s == KVS_OK)
         s = find_scratch(x->request->peer, d->scratch, i, &cj->scratch, err);
@@ -532,10 +555,10 @@ static kvs_status add_decode(compute *x, uint32_t i, const wire_decode_call *d, 
     sc = cj->scratch->region;
     cj->call.args.decode =
         (kvs_mla_decode_args){.view = region_map_view(x->seat->region->map, d->plane),
-                              .q_nope = operand(sc, any, d->q_nope_offset, d->q_nope_token, d->q_nope_head),
-                              .q_pe = operand(sc, any, d->q_pe_offset, d->q_pe_token, d->q_pe_head),
-                              .out = operand(sc, any, d->out_offset, d->out_token, d->out_head),
-                              .lse = operand(sc, any, d->lse_offset, d->lse_token, d->lse_head),
+                              .q_nope = operand(sc, d->q_nope_offset, d->q_nope_token, d->q_nope_head),
+                              .q_pe = operand(sc, d->q_pe_offset, d->q_pe_token, d->q_pe_head),
+                              .out = operand(sc, d->out_offset, d->out_token, d->out_head),
+                              .lse = operand(sc, d->lse_offset, d->lse_token, d->lse_head),
                               .seq_len = t->seq_len,
                               .block_table = t->block_table,
                               .table_stride = q->table_width,
@@ -546,6 +569,9 @@ static kvs_status add_decode(compute *x, uint32_t i, const wire_decode_call *d, 
                               .parts = d->parts,
                               .fixed_split = (q->flags & WIRE_DECODE_FIXED_SPLIT) != 0,
                               .sm_scale = d->sm_scale};
+    s = check_args(i, &cj->call.args.decode, err);
+    if (s != KVS_OK)
+        return s;
     cj->job.calls = &cj->call;
     cj->job.n_calls = 1;
     job_init(&cj->job.job, compute_done);

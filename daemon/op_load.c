@@ -14,7 +14,9 @@
 typedef struct load_item {
     kvs_status status;
     uint32_t slot, gen, flags;
+    bool any;       /* the client named no slot */
     bool chosen;    /* the daemon took the slot: it becomes shared */
+    bool found;     /* on the device already, and held since admission */
     bool copies;    /* part of the job */
     pool_slot host; /* held, if has_host */
     bool has_host;
@@ -23,13 +25,12 @@ typedef struct load_item {
 typedef struct load {
     mover_job job; /* first */
     request *request;
-    region_seat *seat;
+    region_seat *seat; /* until it is settled: then it may be closed while the job is on its way back */
     uint32_t ns, n;
     const uint8_t *keys; /* [n][32], own copy */
     load_item *items;
     uint32_t *of; /* [job.n_items] */
     bool settled, suspect;
-    bool hidden; /* the reply names no slot that the daemon chose */
 } load;
 
 static const uint8_t *key_of(const load *l, uint32_t i)
@@ -72,15 +73,15 @@ static void share_chosen(load *l, load_item *it, const uint8_t *key)
     it->flags |= WIRE_LOADED_SHARED;
 }
 
-static void rest_slot(load *l, uint32_t i, bool wanted, bool started)
+static void rest_slot(load *l, uint32_t i, bool wanted)
 {
     load_item *it = &l->items[i];
     region *g = l->seat->region;
     uint32_t used = it->slot;
 
     g->use[used].loading = false;
-    if (started)
-        g->use[used].bad = it->status != KVS_OK;
+    /* Also when nothing was copied: what is in the slot is not the block that a STORE behind this LOAD means. */
+    g->use[used].bad = it->status != KVS_OK;
     if (it->chosen && it->status == KVS_OK && wanted)
         share_chosen(l, it, key_of(l, i));
     else if (it->chosen)
@@ -102,7 +103,7 @@ static void rest_host(load *l, load_item *it)
 }
 
 /* Give back what the job used.  Once: when it was dropped, or when it is back. */
-static void settle(load *l, bool wanted, bool started)
+static void settle(load *l, bool wanted)
 {
     core *c = l->request->peer->core;
 
@@ -114,31 +115,48 @@ static void settle(load *l, bool wanted, bool started)
 
         it->status = l->job.items[k].status;
         core_note_status(c, it->status);
-        rest_slot(l, l->of[k], wanted && c->lost == KVS_OK, started);
+        rest_slot(l, l->of[k], wanted && c->lost == KVS_OK);
         if (it->status == KVS_E_CORRUPT || it->status == KVS_E_DEVICE)
             forget_block(l, l->of[k]);
         rest_host(l, it);
     }
     l->seat->users--;
+    l->seat = NULL;
     c->step_due = true;
 }
 
-static bool load_stop(request *r)
+/* What was found on the device is given up with the rest: no hold outlives a reply that does not name its slot. */
+static void drop_found(load *l, kvs_status why)
+{
+    for (uint32_t i = 0; i < l->n; i++) {
+        load_item *it = &l->items[i];
+
+        if (!it->found)
+            continue;
+        (void)region_drop(l->seat, it->slot, l->seat->region->slots[it->slot].gen);
+        it->found = false;
+        it->status = why;
+    }
+}
+
+static bool load_stop(request *r, bool running)
 {
     load *l = r->ext;
     core *c = r->peer->core;
 
     if (job_drop(&l->job.job)) {
-        settle(l, false, false);
+        drop_found(l, KVS_E_CANCELLED);
+        settle(l, false);
         mover_kick(c->load);
         return true;
     }
-    atomic_store(&l->job.job.stop, true);
+    if (running)
+        atomic_store(&l->job.job.stop, true);
     mover_kick(c->load);
     return false;
 }
 
-static uint32_t put_items(load *l, wire_out *o)
+static uint32_t put_items(const load *l, wire_out *o)
 {
     wire_load_rep rep = {.n = l->n};
 
@@ -147,27 +165,13 @@ static uint32_t put_items(load *l, wire_out *o)
         const load_item *it = &l->items[i];
         wire_load_result x = {it->status, it->flags, it->slot, it->gen};
 
-        if (l->hidden && (it->chosen || it->flags != 0))
+        if (it->any && it->status != KVS_OK)
             x = (wire_load_result){it->status, 0, WIRE_NONE32, 0};
         rep.n_ok += it->status == KVS_OK;
         wire_put_load_result(o, &x);
     }
     wire_put_load_rep(&(wire_out){o->base, 0, WIRE_load_rep_BYTES, false}, &rep);
     return rep.n_ok;
-}
-
-/* No hold outlives a reply that does not name its slot. */
-static void drop_found(load *l)
-{
-    region *g = l->seat->region;
-
-    for (uint32_t i = 0; i < l->n; i++) {
-        const load_item *it = &l->items[i];
-
-        if (!it->copies && it->status == KVS_OK)
-            (void)region_drop(l->seat, it->slot, g->slots[it->slot].gen);
-    }
-    l->hidden = true;
 }
 
 static void load_overdue(request *r, bool untouched)
@@ -182,10 +186,12 @@ static void load_overdue(request *r, bool untouched)
         directory_suspect(c->dir, it->host);
     }
     l->suspect = !untouched;
-    drop_found(l);
+    drop_found(l, KVS_E_DEADLINE);
     for (uint32_t i = 0; i < l->n; i++)
-        if (l->items[i].copies || l->items[i].status == KVS_OK)
+        if (l->items[i].copies || l->items[i].status == KVS_E_CANCELLED)
             l->items[i].status = untouched ? KVS_E_DEADLINE : KVS_E_BUSY;
+    if (untouched)
+        job_signal(&l->job.job, KVS_E_DEADLINE);
     (void)put_items(l, request_out(r));
 }
 
@@ -201,10 +207,12 @@ static void load_done(work *w)
     uint32_t n_ok = 0;
 
     core_note_status(c, s);
-    settle(l, !r->answered, true);
+    settle(l, !r->answered);
     for (uint32_t i = 0; i < l->n; i++)
         n_ok += l->items[i].status == KVS_OK;
-    if (s != KVS_E_CANCELLED && s != KVS_E_DEVICE_LOST)
+    if (c->lost != KVS_OK)
+        s = c->lost;
+    else if (s != KVS_E_CANCELLED)
         s = n_ok == l->n ? KVS_OK : KVS_E_PARTIAL;
     r->outcome = s;
     job_signal(j, r->answered ? KVS_E_DEADLINE : s);
@@ -235,6 +243,7 @@ static void resolve_chosen(load *l, uint32_t i)
     } else {
         region_hold(l->seat, at);
         l->request->peer->core->counts.no_copy_loads++;
+        it->found = true;
         it->flags = WIRE_LOADED_SHARED | WIRE_LOADED_NO_COPY;
         it->status = KVS_OK;
     }
@@ -327,15 +336,31 @@ static kvs_status read_slots(load *l, const uint8_t *refs, kvs_err *err)
 
         it->slot = wire_at_u32(refs, 2 * (size_t)i);
         it->gen = wire_at_u32(refs, 2 * (size_t)i + 1);
-        if (it->slot == WIRE_NONE32 && !g->slots)
+        it->any = it->slot == WIRE_NONE32;
+        if (it->any && !g->slots)
             return kvs_fail(err, KVS_E_INVALID, "slot[%u]: none, but the daemon chooses in its own regions only", i);
-        if (it->slot == WIRE_NONE32)
+        if (it->any && it->gen != 0)
+            return kvs_fail(err, KVS_E_INVALID, "slot[%u]: none, but with generation %u, not 0", i, it->gen);
+        if (it->any)
             continue;
         if (it->slot >= g->n_slots)
             return kvs_fail(err, KVS_E_RANGE, "slot[%u]: %u is not below %u", i, it->slot, g->n_slots);
         if (!region_mark(g, it->slot))
             return kvs_fail(err, KVS_E_INVALID, "slot[%u]: %u is named twice", i, it->slot);
     }
+    return KVS_OK;
+}
+
+/* Without the flag a lease would be ignored: its sender thinks that it is used. */
+static kvs_status check_no_lease(const wire_load_req *q, kvs_err *err)
+{
+    static const uint8_t none[WIRE_LEASE_BYTES];
+
+    if (q->lease_first != 0)
+        return kvs_fail(err, KVS_E_INVALID, "lease_first: %u is not 0 without flag %d", q->lease_first,
+                        WIRE_LOAD_BY_LEASE);
+    if (memcmp(q->lease, none, sizeof(none)) != 0)
+        return kvs_fail(err, KVS_E_INVALID, "lease: is not zeros without flag %d", WIRE_LOAD_BY_LEASE);
     return KVS_OK;
 }
 
@@ -347,8 +372,8 @@ static kvs_status check_load(peer *p, const wire_load_req *q, const directory_ns
         s = counter_check_signal(q->signal_counter, q->signal_value, err);
     if (s == KVS_OK && q->reserved != 0)
         s = kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q->reserved);
-    if (s == KVS_OK && !(q->flags & WIRE_LOAD_BY_LEASE) && q->lease_first != 0)
-        s = kvs_fail(err, KVS_E_INVALID, "lease_first: %u is not 0 without a lease", q->lease_first);
+    if (s == KVS_OK && !(q->flags & WIRE_LOAD_BY_LEASE))
+        s = check_no_lease(q, err);
     if (s == KVS_OK && (q->flags & ~(uint32_t)WIRE_LOAD_BY_LEASE) != 0)
         s = kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has unknown bits, known are 0x%x", q->flags, WIRE_LOAD_BY_LEASE);
     if (s == KVS_OK && q->n > core_max_keys(p->core))

@@ -101,16 +101,26 @@ static kvs_status join_pieces(making *m, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status check_import_bytes(const making *m, kvs_err *err)
+/* Bytes that count towards a limit: what one client has imported, or what all regions of the daemon have. */
+static uint64_t *charged(const making *m)
 {
-    const peer *p = m->request->peer;
-    uint64_t most = (uint64_t)p->core->config->device_max_import_bytes;
+    peer *p = m->request->peer;
 
-    /* Again: another import of this client may have come back first. */
-    if (m->region->bytes > most || p->import_bytes > most - m->region->bytes)
-        return kvs_fail(err, KVS_E_LIMIT,
-                        "device.max_import_bytes: %" PRIu64 " imported and %" PRIu64 " more are above %" PRIu64,
-                        p->import_bytes, m->region->bytes, most);
+    return m->region->imported ? &p->import_bytes : &p->core->region_bytes;
+}
+
+/* The size is known now: whole pages of the device, or what the descriptors of an import hold.  What was charged at
+ * admission is part of the sum; other requests may have come back first. */
+static kvs_status check_bytes(const making *m, kvs_err *err)
+{
+    const config *cfg = m->request->peer->core->config;
+    bool imported = m->region->imported;
+    uint64_t most = (uint64_t)(imported ? cfg->device_max_import_bytes : cfg->device_max_region_bytes);
+    uint64_t others = *charged(m) - m->closer->bytes;
+
+    if (m->region->bytes > most || others > most - m->region->bytes)
+        return kvs_fail(err, KVS_E_LIMIT, "device.%s: %" PRIu64 " in use and %" PRIu64 " more are above %" PRIu64,
+                        imported ? "max_import_bytes" : "max_region_bytes", others, m->region->bytes, most);
     return KVS_OK;
 }
 
@@ -119,14 +129,13 @@ static kvs_status make_map(making *m, kvs_err *err)
     region *g = m->region;
     kvs_status s = join_pieces(m, err);
 
+    if (s == KVS_OK)
+        s = check_bytes(m, err);
     if (s != KVS_OK || !m->ns)
         return s;
     if (!g->imported)
         return region_map_contiguous(&m->ns->desc, g->base, g->n_slots, &g->map, err);
-    s = check_import_bytes(m, err);
-    if (s == KVS_OK)
-        s = region_map_imported(&m->ns->desc, g->n_slots, m->maps, m->n_maps, m->mem, &g->map, err);
-    return s;
+    return region_map_imported(&m->ns->desc, g->n_slots, m->maps, m->n_maps, m->mem, &g->map, err);
 }
 
 /* The memory is not wanted: give everything back. */
@@ -270,11 +279,10 @@ static void making_done(work *w)
     if (!r->answered && !p->gone)
         s = finish_making(m, &err);
     if (m->region && m->region->id != 0 && (s == KVS_OK || s == KVS_E_PARTIAL)) {
-        if (m->region->imported) {
-            m->closer->bytes = m->region->bytes;
-            p->import_bytes += m->region->bytes;
-            c->import_bytes += m->region->bytes;
-        }
+        *charged(m) += m->region->bytes - m->closer->bytes;
+        if (m->region->imported)
+            c->import_bytes += m->region->bytes - m->closer->bytes;
+        m->closer->bytes = m->region->bytes;
         m->region->closer = m->closer;
         peer_add_seat(p, m->seat);
     } else {
@@ -289,9 +297,10 @@ static void making_done(work *w)
     core_rest(c);
 }
 
-static bool making_stop(request *r)
+static bool making_stop(request *r, bool running)
 {
-    (void)r; /* the call cannot be broken off; what it makes is closed when it returns */
+    (void)r;
+    (void)running; /* the call cannot be broken off; what it makes is closed when it returns */
     return false;
 }
 
@@ -453,7 +462,7 @@ static kvs_status reoffer(request *r, const wire_region_attach_req *q, const dir
         return s;
     memcpy(m->region->token, q->token, WIRE_TOKEN_BYTES);
     m->import.memory = WIRE_MEMORY_MEMFD;
-    /* Whole pages of each piece, and no more: the charge is what was asked for. */
+    /* Whole pages of each piece, and no more. */
     m->import.max_bytes = bytes + (uint64_t)r->frame->head.n_fds * ((2u << 20) - 1);
     s = read_entries(m, q, array, err);
     if (s != KVS_OK) {
@@ -603,6 +612,8 @@ kvs_status op_slot_take(request *r, wire_in *in, kvs_err *err)
         s = kvs_fail(err, KVS_E_INVALID, "region: %u has no slots to take", q.region);
     if (s == KVS_OK && q.n > seat->region->n_slots)
         s = kvs_fail(err, KVS_E_RANGE, "n: %u is above the %u slots of the region", q.n, seat->region->n_slots);
+    if (s == KVS_OK && q.n > core_max_keys(r->peer->core))
+        s = kvs_fail(err, KVS_E_LIMIT, "n: %u is above %u", q.n, core_max_keys(r->peer->core));
     if (s == KVS_OK && q.n > region_available(seat->region))
         s = kvs_fail(err, KVS_E_NO_SPACE, "n: %u of %u slots, %u are free or may be evicted", q.n,
                      seat->region->n_slots, region_available(seat->region));
@@ -648,11 +659,12 @@ static kvs_status drop_slots(dropping *d)
     return rep.n_ok == rep.n ? KVS_OK : KVS_E_PARTIAL;
 }
 
-static bool dropping_stop(request *r)
+static bool dropping_stop(request *r, bool running)
 {
     dropping *d = r->ext;
     bool dropped = job_drop(&d->job.job);
 
+    (void)running; /* a drop that has begun has nothing left to stop */
     mover_kick(r->peer->core->load);
     return dropped;
 }

@@ -15,7 +15,7 @@ typedef struct store_item {
 typedef struct store {
     mover_job job; /* first */
     request *request;
-    region_seat *seat;
+    region_seat *seat; /* until it is settled: then it may be closed while the job is on its way back */
     uint32_t ns, n, first_depth;
     bool keep, settled, suspect;
     bool refilled; /* it waits for no job of ours: what is in the slots is what the client put there */
@@ -68,11 +68,12 @@ static void keep(store *x, uint32_t i)
 static void settle(store *x, bool started)
 {
     core *c = x->request->peer->core;
-    region *g = x->seat->region;
+    region *g;
 
     if (x->settled)
         return;
     x->settled = true;
+    g = x->seat->region;
     for (uint32_t k = 0; k < x->job.n_items; k++)
         core_note_status(c, x->job.items[k].status);
     for (uint32_t k = 0; k < x->job.n_items; k++) {
@@ -87,10 +88,11 @@ static void settle(store *x, bool started)
         region_rest(g, x->items[i].slot);
     }
     x->seat->users--;
+    x->seat = NULL;
     c->step_due = true;
 }
 
-static bool store_stop(request *r)
+static bool store_stop(request *r, bool running)
 {
     store *x = r->ext;
     core *c = r->peer->core;
@@ -100,7 +102,8 @@ static bool store_stop(request *r)
         mover_kick(c->store);
         return true;
     }
-    atomic_store(&x->job.job.stop, true);
+    if (running)
+        atomic_store(&x->job.job.stop, true);
     mover_kick(c->store);
     return false;
 }
@@ -131,6 +134,8 @@ static void store_overdue(request *r, bool untouched)
             it->status = untouched ? KVS_E_DEADLINE : KVS_E_BUSY;
     }
     x->suspect = !untouched;
+    if (untouched)
+        job_signal(&x->job.job, KVS_E_DEADLINE);
     put_items(x, request_out(r));
 }
 
@@ -168,6 +173,7 @@ static void store_done(work *w)
 static kvs_status check_store(peer *p, const wire_store_req *q, const directory_ns **ns, region_seat **seat,
                               kvs_err *err)
 {
+    static const uint8_t no_parent[WIRE_KEY_BYTES];
     kvs_status s = counter_check_after(q->after_counter, q->after_value, err);
 
     if (s == KVS_OK)
@@ -180,6 +186,8 @@ static kvs_status check_store(peer *p, const wire_store_req *q, const directory_
         s = kvs_fail(err, KVS_E_LIMIT, "n: %u is above %u", q->n, core_max_keys(p->core));
     if (s == KVS_OK && q->first_depth > INT32_MAX)
         s = kvs_fail(err, KVS_E_RANGE, "first_depth: %u is above %d", q->first_depth, INT32_MAX);
+    if (s == KVS_OK && q->first_depth == 0 && memcmp(q->parent, no_parent, sizeof(no_parent)) != 0)
+        s = kvs_fail(err, KVS_E_INVALID, "parent: is not zeros, but first_depth is 0");
     if (s == KVS_OK)
         s = peer_ns(p, q->ns, ns, err);
     if (s == KVS_OK)

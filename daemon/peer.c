@@ -8,6 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "proto/text.h"
+
 /* ---- life of a connection ---- */
 
 static kvs_status check_place(const core *c, const peer_info *info, kvs_err *err)
@@ -77,7 +79,7 @@ static void stop_all(peer *p)
 {
     for (request *r = p->requests; r; r = r->next)
         if (r->ops->stop) /* a CANCEL has none: it ends with its target */
-            (void)r->ops->stop(r);
+            (void)r->ops->stop(r, true);
 }
 
 void peer_gone(peer *p, uint64_t now_us)
@@ -277,6 +279,12 @@ static kvs_status check_hello(peer *p, const wire_hello_req *q, wire_in *in, kvs
         return s;
     if (q->reserved != 0)
         return kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q->reserved);
+    if (q->version_min < 1 || q->version_min > q->version_max)
+        return kvs_fail(err, KVS_E_INVALID, "version_min, version_max: %u..%u is no range from 1 up", q->version_min,
+                        q->version_max);
+    s = text_check("name", name, q->name_len, err); /* operators read it in lists and logs */
+    if (s != KVS_OK)
+        return s;
     if (q->version_min > WIRE_VERSION || q->version_max < WIRE_VERSION)
         return kvs_fail(err, KVS_E_VERSION, "version: client speaks %u..%u, this daemon %d", q->version_min,
                         q->version_max, WIRE_VERSION);

@@ -268,9 +268,10 @@ static kvs_status check_layout(const pool *p, uint64_t slot_bytes, kvs_err *err)
 {
     uint64_t all;
 
-    if (slot_bytes < POOL_SLOT_MIN_BYTES || slot_bytes % 16 != 0)
-        return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes is not a multiple of 16 of at least %d", ULL(slot_bytes),
-                        POOL_SLOT_MIN_BYTES);
+    if (slot_bytes < POOL_SLOT_MIN_BYTES)
+        return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes are below %d", ULL(slot_bytes), POOL_SLOT_MIN_BYTES);
+    if (slot_bytes % 16 != 0)
+        return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes are no multiple of 16", ULL(slot_bytes));
     if (slot_bytes > p->extent_bytes)
         return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes do not fit an extent of %llu bytes (pool of %llu)",
                         ULL(slot_bytes), ULL(p->extent_bytes), ULL(p->extent_bytes * p->n_extents));

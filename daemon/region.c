@@ -88,19 +88,26 @@ static kvs_status check_one_map(const kvs_namespace *ns, uint32_t n_slots, const
 kvs_status region_maps_check(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps,
                              uint32_t n_fds, kvs_err *err)
 {
+    uint64_t used = 0;
+
     if (n_slots < 1 || n_slots > REGION_MAX_SLOTS)
         return kvs_fail(err, KVS_E_RANGE, "n_slots: %u is outside 1..%d", n_slots, REGION_MAX_SLOTS);
     if (n_maps != 1 && n_maps != ns->n_planes)
         return kvs_fail(err, KVS_E_INVALID, "n_maps: %u is neither 1 (cross-layer) nor the %u planes", n_maps,
                         ns->n_planes);
-    if (n_fds < 1)
-        return kvs_fail(err, KVS_E_INVALID, "n_fds: 0 descriptors came with the import");
+    if (n_fds < 1 || n_fds > WIRE_MAX_FDS)
+        return kvs_fail(err, KVS_E_INVALID, "n_fds: %u descriptors of an import are outside 1..%d", n_fds,
+                        WIRE_MAX_FDS);
     for (uint32_t i = 0; i < n_maps; i++) {
         kvs_status s = check_one_map(ns, n_slots, &maps[i], n_maps, i, n_fds, err);
 
         if (s != KVS_OK)
             return s;
+        used |= UINT64_C(1) << maps[i].fd;
     }
+    for (uint32_t i = 0; i < n_fds; i++)
+        if (!(used >> i & 1))
+            return kvs_fail(err, KVS_E_INVALID, "fds: no map names descriptor %u of %u", i, n_fds);
     return KVS_OK;
 }
 

@@ -88,8 +88,8 @@ struct region {
 kvs_status region_map_contiguous(const kvs_namespace *ns, uint8_t *base, uint32_t n_slots, region_map **ret,
                                  kvs_err *err);
 /* Check an engine's plane maps before anything is opened: count, descriptor index, multiples of 16 below
- * 2^40, stride at least the page when n_slots > 1, no end that wraps.  The message names the map, value and
- * limit. */
+ * 2^40, stride at least the page when n_slots > 1, no end that wraps, no descriptor without a map.  The message
+ * names the map, value and limit. */
 kvs_status region_maps_check(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps,
                              uint32_t n_fds, kvs_err *err);
 /* Then with the memory open: every plane lies inside its piece, whose size is asked of the device. */

@@ -395,8 +395,6 @@ void counter_signal(peer *p, uint32_t counter, uint64_t value, kvs_status s)
 
 static kvs_status check_peer(const peer *p, const op_row *row, const wire_header *h, kvs_err *err)
 {
-    if (!p->hello && row->op != WIRE_HELLO)
-        return kvs_fail(err, KVS_E_STATE, "op: %s before HELLO", wire_op_name(row->op));
     if (!(row->who & (p->info.is_admin ? OP_ADMIN : OP_CLIENT)))
         return kvs_fail(err, KVS_E_DENIED, "op: %s is not allowed on this socket", wire_op_name(row->op));
     if (h->n_fds > 0 && !(row->flags & OP_TAKES_FDS))
@@ -505,6 +503,10 @@ static kvs_status dispatch(peer *p, frame *f, kvs_err *err)
     kvs_status s;
 
     metrics_received(&p->core->counts);
+    if (!p->hello && f->head.op != WIRE_HELLO) {
+        (void)kvs_fail(err, KVS_E_STATE, "op: %u (%s) before HELLO", f->head.op, row ? wire_op_name(row->op) : "none");
+        return refuse(p, &f->head, came_ns, KVS_E_STATE, err);
+    }
     if (!row) {
         (void)kvs_fail(err, KVS_E_UNSUPPORTED, "op: %u is no operation of this daemon", f->head.op);
         return refuse(p, &f->head, came_ns, KVS_E_UNSUPPORTED, err);

@@ -39,7 +39,8 @@ typedef struct core core;
 /* boot_id is made here.  Starts the worker threads and the background growth of the arena.  sink: where their
  * completions go; the loop must run each work's on_done. */
 kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink, uint64_t now_us, kvs_err *err);
-/* Everything is refused with E_STATE from now on, but CANCEL, HEALTH, STATUS and what is in flight. */
+/* Everything is refused with E_STATE from now on, but CANCEL, HEALTH and STATUS.  Jobs that have not begun are answered
+ * E_CANCELLED, those that run go on to their end. */
 void core_drain(core *c);
 bool core_is_idle(const core *c);  /* no request in flight, no region being unmapped */
 bool core_is_ready(const core *c); /* the first piece is usable */

@@ -116,6 +116,7 @@ static void put_decoder(const decoder *d, json_writer *w)
     json_put_u64(w, "busy_us", s.busy_us);
     json_put_u64(w, "failed", s.failed);
     json_put_u64(w, "queued", s.queued);
+    json_put_u64(w, "oldest_us", s.oldest_us);
     json_end(w);
 }
 

@@ -1,8 +1,8 @@
 #ifndef KVS_KERNELS_DEVICE_H
 #define KVS_KERNELS_DEVICE_H
 
-/* A device is a table of functions: the cpu here (device_cpu.c), CUDA behind the same table later, and a
- * fault-injecting wrapper in tests/ that delays, fails or swallows the n-th call.
+/* A device is a table of functions: the cpu (device_cpu.c), CUDA (device_cuda.h), and a fault-injecting wrapper in
+ * tests/ that delays, fails or swallows the n-th call.
  *
  * Knows memory, copies and kernels.  Knows no keys, sockets or threads of its own.
  * Threads: open/close, mem_* and host_* may block and are called by the pinner thread (or main before the loop runs);
@@ -34,12 +34,16 @@ typedef struct device_copy {
 /* For the queue's own use (a stream, say). */
 typedef enum device_dir { DEVICE_LOAD, DEVICE_STORE, DEVICE_COMPUTE } device_dir;
 
-/* Memory that a client hands in.  memory: enum wire_memory.  The descriptors stay the caller's (they are dup'ed). */
+/* Memory that a client hands in.  memory: enum wire_memory.  The descriptors stay the caller's (they are dup'ed).
+ * A piece is a descriptor (memfd, VMM handle) or an IPC handle, which stands for a whole allocation from its base on. */
 typedef struct device_import {
     uint32_t memory;
     const int *fds;
     uint32_t n_fds;
-    uint64_t max_bytes; /* E_LIMIT above, in all */
+    uint64_t max_bytes;       /* E_LIMIT above, in all */
+    const uint8_t (*ipc)[64]; /* CUDA IPC only: instead of fds */
+    uint32_t n_ipc;
+    const uint8_t *uuid; /* [16] of the device that the client means; NULL: not said, not checked */
 } device_import;
 
 typedef struct device_ops {
@@ -57,19 +61,24 @@ typedef struct device_ops {
     kvs_status (*mem_import)(device *d, const device_import *in, device_mem **ret, kvs_err *err);
     void (*mem_close)(device_mem *m); /* unmaps; blocks; nothing may be using it any more */
     uint32_t (*mem_pieces)(const device_mem *m);
-    uint8_t *(*mem_base)(const device_mem *m, uint32_t piece, uint64_t *ret_bytes); /* device address */
-    int (*mem_fd)(const device_mem *m, uint32_t piece);                             /* borrowed */
+    /* Device address.  Pieces of daemon memory and of one VMM import follow one another: a range may cross them. */
+    uint8_t *(*mem_base)(const device_mem *m, uint32_t piece, uint64_t *ret_bytes);
+    int (*mem_fd)(const device_mem *m, uint32_t piece); /* borrowed; -1: not by descriptor */
 
     kvs_status (*queue_open)(device *d, device_dir dir, device_queue **ret, kvs_err *err);
     void (*queue_close)(device_queue *q);
     /* Queue n copies and return a mark behind them; n == 0 is a mark alone.  The array may be reused on return.
      * E_DEVICE: nothing was queued.  E_DEVICE_LOST: part of it may be running; the process must end. */
     kvs_status (*copy)(device_queue *q, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err);
+    /* views, kv_c, k_pe, q_*, out, lse: device addresses; slot_mapping, seq_len, block_table: host memory, read before
+     * the call returns.  As kvs_mla_write and kvs_mla_decode, duplicates of a slot included. */
     kvs_status (*mla_write)(device_queue *q, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
                             kvs_err *err);
     kvs_status (*mla_decode)(device_queue *q, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,
                              uint64_t *ret_mark, kvs_err *err);
-    /* Block until the mark is reached; what was returned through ret_* above is valid only then. */
+    /* Block until the mark is reached; what was returned through ret_* above is valid only then.  E_DEVICE: the work
+     * has failed and is over, its memory may be used for something else at once.  If that is not certain it is
+     * E_DEVICE_LOST: the process must end, and the memory is never used again. */
     kvs_status (*wait)(device_queue *q, uint64_t mark, kvs_err *err);
 } device_ops;
 

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/text.h"
 #include "proto/wire.h"
 
 /* The canonical description (PROTOCOL.md, "Namespaces"):
@@ -74,46 +75,14 @@ kvs_status kvs_format_parse(const char *name, uint32_t *ret, kvs_err *err)
 
 /* ---- checks ---- */
 
-/* Length of the code point at `p` (1..4), or 0: not UTF-8 (also overlong, surrogate, too high) or a control
- * character. */
-static size_t utf8_step(const uint8_t *p, size_t n)
-{
-    static const uint32_t LEAST[] = {0, 0, 0x80, 0x800, 0x10000};
-    size_t len = p[0] < 0x80             ? 1
-                 : (p[0] & 0xe0) == 0xc0 ? 2
-                 : (p[0] & 0xf0) == 0xe0 ? 3
-                 : (p[0] & 0xf8) == 0xf0 ? 4
-                                         : 0;
-    uint32_t c;
-
-    if (len == 0 || len > n)
-        return 0;
-    c = len == 1 ? p[0] : p[0] & (0x7fU >> len);
-    for (size_t k = 1; k < len; k++) {
-        if ((p[k] & 0xc0) != 0x80)
-            return 0;
-        c = c << 6 | (p[k] & 0x3f);
-    }
-    if (c < LEAST[len] || c > 0x10ffff || (c >= 0xd800 && c <= 0xdfff))
-        return 0;
-    return c < 0x20 || (c >= 0x7f && c <= 0x9f) ? 0 : len;
-}
-
 static kvs_status check_tag(const char *what, const char tag[KVS_TAG_BYTES], size_t least, kvs_err *err)
 {
-    const uint8_t *p = (const uint8_t *)tag;
     size_t len = strnlen(tag, KVS_TAG_BYTES);
 
     if (len < least || len == KVS_TAG_BYTES)
         return kvs_fail(err, KVS_E_LIMIT, "%s: %s%zu bytes are outside %zu..%d", what,
                         len == KVS_TAG_BYTES ? "at least " : "", len, least, KVS_TAG_BYTES - 1);
-    for (size_t i = 0, step; i < len; i += step) {
-        step = utf8_step(p + i, len - i);
-        if (step == 0)
-            return kvs_fail(err, KVS_E_INVALID, "%s: byte %zu (0x%02x) is not UTF-8 text without control characters",
-                            what, i, p[i]);
-    }
-    return KVS_OK;
+    return text_check(what, (const uint8_t *)tag, len, err);
 }
 
 static kvs_status check_shard(const kvs_namespace *ns, kvs_err *err)

@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "proto/text.h"
+
 static kvs_status text_copy(char *to, size_t max, const char *what, const char *from, kvs_err *err)
 {
     size_t n = strlen(from);
@@ -51,6 +53,8 @@ static kvs_status options_apply(kvs_client *c, const kvs_options *o, kvs_err *er
     s = text_copy(c->path, KVS_SOCKET_PATH_MAX, "socket path", path, err);
     if (s == KVS_OK && o->name != NULL)
         s = text_copy(c->name, WIRE_MAX_NAME, "options.name", o->name, err);
+    if (s == KVS_OK)
+        s = text_check("options.name", (const uint8_t *)c->name, strlen(c->name), err);
     c->timeout_ms = o->timeout_ms != 0 ? o->timeout_ms : 30000;
     c->connect_timeout_ms = o->connect_timeout_ms != 0 ? o->connect_timeout_ms : 5000;
     c->backoff_min_ms = o->backoff_min_ms != 0 ? o->backoff_min_ms : 50;

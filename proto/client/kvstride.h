@@ -62,7 +62,7 @@ enum kvs_connect_flags {
 typedef struct kvs_options {
     size_t size;                 /* of this struct: set by KVS_OPTIONS_INIT */
     const char *path;            /* NULL: $KVSTRIDE_SOCKET, else KVS_DEFAULT_SOCKET; 1..107 bytes */
-    const char *name;            /* shown to the operator; NULL: none; at most 64 bytes */
+    const char *name;            /* shown to the operator; NULL: none; at most 64 bytes of UTF-8 text */
     uint32_t timeout_ms;         /* of calls that give 0; 0: 30,000 */
     uint32_t connect_timeout_ms; /* of kvs_connect and of each step of a reconnect; 0: 5,000 */
     uint32_t backoff_min_ms;     /* first pause before reconnecting, with jitter; 0: 50 */
@@ -151,7 +151,9 @@ typedef struct kvs_import {
 /* The engine's own KV memory as a region of ns: a contract over addresses, nothing is copied. */
 KVS_API kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret, uint32_t timeout_ms,
                                      kvs_err *err);
-/* Free the handle and its mapping; the daemon is told if it is there.  The region is gone whatever is returned. */
+/* Free the handle and its mapping; the daemon is told if it is there.  E_BUSY: a request still uses the region, perhaps one
+ * that timed out or was ended unanswered; the region is as it was, so cancel or kvs_settle and close it again.  Whatever
+ * else is returned, it is gone. */
 KVS_API kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err);
 
 typedef struct kvs_region_info {

@@ -113,8 +113,10 @@ static void put_keys(wire_out *o, const uint8_t *keys, uint32_t n)
 static void put_slots(wire_out *o, const kvs_slot *slots, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
-        wire_put_u32(o, slots != NULL ? slots[i].slot : KVS_SLOT_ANY);
-        wire_put_u32(o, slots != NULL ? slots[i].gen : 0);
+        bool any = slots == NULL || slots[i].slot == KVS_SLOT_ANY;
+
+        wire_put_u32(o, any ? KVS_SLOT_ANY : slots[i].slot);
+        wire_put_u32(o, any ? 0 : slots[i].gen);
     }
 }
 

@@ -276,6 +276,8 @@ kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err)
         wire_put_region_close_req(&k.out, &q);
         s = call_run(&k, err);
     }
+    if (s == KVS_E_BUSY)
+        return s; /* the daemon keeps it, so its name must not be lost */
     if (s == KVS_E_AWAY || s == KVS_E_STALE)
         s = KVS_OK; /* it went with the connection */
     (void)pthread_mutex_lock(&c->mu);

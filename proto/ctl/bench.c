@@ -1,4 +1,5 @@
-/* kvstridectl bench: every figure beside a plain one of the same run, as a ratio.
+/* kvstridectl bench: every figure beside a plain one of the same run, as a ratio.  Both are taken in turn, round
+ * after round, and the median of the rounds' ratios counts: other load on the machine meets both alike.
  *
  *   copy     STORE and LOAD of whole blocks  /  memcpy of the same blocks on one thread, in turn
  *   trip     PING through libkvstride        /  a bare epoll echo, in turn
@@ -29,46 +30,76 @@
 
 enum {
     COPY_BLOCKS = 32,
-    COPY_ROUNDS = 9,
+    COPY_ROUNDS = 21,
+    FIGURES = 24,
+    MAX_ROUNDS = 64,
     TRIP_ROUNDS = 60,
     TRIPS = 100,
     RESIDENT = 1000000,
     FILL_KEYS = 8000,
     LOOKUP_KEYS = 1000,
-    LOOKUPS = 400,
-    TAIL_SAMPLES = 4000,
+    LOOKUPS = 2000,
+    TAIL_SAMPLES = 10000,
+    TAIL_ROUND = 2000, /* samples */
+    FLOODERS = 2,
     FLOOD_BLOCKS = 8,
     IDLE_SECONDS = 8,
     CALL_MS = 60000,
 };
 
-/* One line of the result. */
+/* One line of the result: of n samples the median, and for latencies the 99th percentile as well. */
+typedef struct sample_set {
+    double p50, p99; /* p99: NAN where only the median says anything */
+} sample_set;
+
 typedef struct figure {
-    char name[72], plain[40];
-    double value, base, target; /* value / base is the ratio; base 0: the value itself is the figure */
-    const char *unit;
+    char name[72];
+    const char *plain_is, *unit;
+    sample_set value, plain; /* plain.p50 NAN: there is none */
+    double ratio, target;    /* ratio NAN: the value itself is judged */
     bool at_least;
 } figure;
 
 typedef struct bench {
     const ctl *c;
-    figure figures[24];
+    figure figures[FIGURES];
     uint32_t n;
     kvs_err err;
 } bench;
 
-static void add(bench *b, const char *name, double value, const char *unit, double base, const char *plain,
-                bool at_least, double target)
-{
-    figure *f = &b->figures[b->n++];
+static const sample_set NONE = {NAN, NAN};
 
+static figure *add(bench *b, const char *name, const char *unit, sample_set value, bool at_least, double target)
+{
+    figure *f = &b->figures[b->n < FIGURES ? b->n++ : FIGURES - 1];
+
+    *f = (figure){.plain_is = "", .unit = unit, .value = value, .plain = NONE, .ratio = NAN, .at_least = at_least};
     (void)snprintf(f->name, sizeof f->name, "%s", name);
-    (void)snprintf(f->plain, sizeof f->plain, "%s", plain);
-    f->value = value;
-    f->base = base;
-    f->unit = unit;
-    f->at_least = at_least;
     f->target = target;
+    return f;
+}
+
+static sample_set latency(double *us, size_t n)
+{
+    return (sample_set){clock_percentile(us, n, 50), clock_percentile(us, n, 99)};
+}
+
+/* The ratio is of the same percentile of both, round by round, and of all rounds the median: a neighbour that wakes up
+ * for one of them does not decide.  Sorts the samples within their rounds, then altogether. */
+static void add_latency(bench *b, const char *name, double *us, double *plain, size_t n, size_t per_round,
+                        double percent, double target)
+{
+    double ratios[MAX_ROUNDS];
+    size_t rounds = n / per_round < MAX_ROUNDS ? n / per_round : MAX_ROUNDS;
+    figure *f;
+
+    for (size_t r = 0; r < rounds; r++)
+        ratios[r] = clock_percentile(us + r * per_round, per_round, percent) /
+                    clock_percentile(plain + r * per_round, per_round, percent);
+    f = add(b, name, "us", latency(us, n), false, target);
+    f->plain = latency(plain, n);
+    f->plain_is = "epoll echo, in turn";
+    f->ratio = clock_percentile(ratios, rounds, 50);
 }
 
 /* A client with one region of `n` private slots. */
@@ -173,51 +204,91 @@ static kvs_status load(user *u, uint64_t first_id, uint32_t n, kvs_err *err)
 
 /* ---- copy ---- */
 
-static kvs_status copy_rounds(bench *b, user *u, double *plain, double *stores, double *loads)
+/* GB/s of each round, and each over the plain copy right before it: whatever else the machine does meets both. */
+typedef struct copies {
+    double plain[2 * COPY_ROUNDS], store[COPY_ROUNDS], load[COPY_ROUNDS];
+    double store_ratio[COPY_ROUNDS], load_ratio[COPY_ROUNDS];
+} copies;
+
+static double gbs(const user *u, uint64_t began)
 {
-    double bytes = (double)COPY_BLOCKS * (double)u->slot_bytes;
-    uint8_t *other = malloc(COPY_BLOCKS * u->slot_bytes);
-    kvs_status s = KVS_OK;
+    return (double)COPY_BLOCKS * (double)u->slot_bytes / (double)(clock_ns() - began);
+}
+
+static double plain_copy(user *u, const uint8_t *from)
+{
+    uint64_t at = clock_ns();
+
+    for (uint32_t i = 0; i < COPY_BLOCKS; i++)
+        memcpy(u->base + u->slots[i].slot * u->slot_bytes, from + i * u->slot_bytes, u->slot_bytes);
+    return gbs(u, at);
+}
+
+static kvs_status copy_round(user *u, const uint8_t *from, double rates[4], kvs_err *err)
+{
+    kvs_status s = kvs_reset(u->client, u->ns, 0, NULL, 0, err);
     uint64_t at;
 
-    if (other == NULL)
-        return kvs_fail(&b->err, KVS_E_NO_MEMORY, "no memory for %.0f bytes", bytes);
-    memset(other, 1, COPY_BLOCKS * u->slot_bytes);
+    if (s != KVS_OK)
+        return s;
+    rates[0] = plain_copy(u, from);
+    at = clock_ns();
+    s = store(u, 0, COPY_BLOCKS, err);
+    rates[1] = gbs(u, at);
+    if (s != KVS_OK)
+        return s;
+    rates[2] = plain_copy(u, from);
+    at = clock_ns();
+    s = load(u, 0, COPY_BLOCKS, err);
+    rates[3] = gbs(u, at);
+    return s;
+}
+
+static kvs_status copy_rounds(bench *b, user *u, copies *ret)
+{
+    uint8_t *from = malloc(COPY_BLOCKS * u->slot_bytes);
+    kvs_status s = KVS_OK;
+
+    if (from == NULL)
+        return kvs_fail(&b->err, KVS_E_NO_MEMORY, "no memory for %d blocks", COPY_BLOCKS);
+    memset(from, 1, COPY_BLOCKS * u->slot_bytes);
     /* The first round touches every page of the arena and does not count. */
     for (int r = -1; r < COPY_ROUNDS && s == KVS_OK; r++) {
-        double t[3];
+        double rates[4];
 
-        at = clock_ns();
-        for (uint32_t i = 0; i < COPY_BLOCKS; i++)
-            memcpy(u->base + u->slots[i].slot * u->slot_bytes, other + i * u->slot_bytes, u->slot_bytes);
-        t[0] = (double)(clock_ns() - at);
-        s = kvs_reset(u->client, u->ns, 0, NULL, 0, &b->err);
-        if (s != KVS_OK)
-            break;
-        at = clock_ns();
-        s = store(u, 0, COPY_BLOCKS, &b->err);
-        t[1] = (double)(clock_ns() - at);
-        if (s != KVS_OK)
-            break;
-        at = clock_ns();
-        s = load(u, 0, COPY_BLOCKS, &b->err);
-        t[2] = (double)(clock_ns() - at);
-        if (r >= 0) {
-            plain[r] = bytes / t[0];
-            stores[r] = bytes / t[1];
-            loads[r] = bytes / t[2];
-        }
+        s = copy_round(u, from, rates, &b->err);
+        if (r < 0 || s != KVS_OK)
+            continue;
+        ret->plain[2 * r] = rates[0];
+        ret->plain[2 * r + 1] = rates[2];
+        ret->store[r] = rates[1];
+        ret->load[r] = rates[3];
+        ret->store_ratio[r] = rates[1] / rates[0];
+        ret->load_ratio[r] = rates[3] / rates[2];
     }
-    free(other);
+    free(from);
     return s;
+}
+
+static void add_copy(bench *b, const char *op, uint64_t slot, bool checksum, double *rates, double *ratios,
+                     double plain)
+{
+    char name[72];
+    figure *f;
+
+    (void)snprintf(name, sizeof name, "%s, %" PRIu64 "-byte blocks, checksum %s", op, slot, checksum ? "on" : "off");
+    f = add(b, name, "GB/s", (sample_set){clock_percentile(rates, COPY_ROUNDS, 50), NAN}, true, 0.85);
+    f->plain = (sample_set){plain, NAN};
+    f->plain_is = "memcpy, one thread";
+    f->ratio = clock_percentile(ratios, COPY_ROUNDS, 50);
 }
 
 static kvs_status bench_copy(bench *b, bool checksum)
 {
-    double plain[COPY_ROUNDS], stores[COPY_ROUNDS], loads[COPY_ROUNDS], base;
+    static copies all;
     uint32_t layers = b->c->layers ? (uint32_t)b->c->layers : 61, tokens = b->c->tokens ? (uint32_t)b->c->tokens : 64;
     uint64_t slot = (uint64_t)layers * ((tokens * UINT64_C(1152) + 15) / 16 * 16), max, extent;
-    char settings[4][64], name[72];
+    char settings[4][64];
     const char *const list[] = {settings[0], settings[1], settings[2], settings[3]};
     private_daemon d = {0};
     user u = {0};
@@ -233,13 +304,12 @@ static kvs_status bench_copy(bench *b, bool checksum)
     if (s == KVS_OK)
         s = user_open(&u, d.socket, KVS_FORMAT_mla_bf16, layers, tokens, COPY_BLOCKS, &b->err);
     if (s == KVS_OK)
-        s = copy_rounds(b, &u, plain, stores, loads);
+        s = copy_rounds(b, &u, &all);
     if (s == KVS_OK) {
-        base = clock_percentile(plain, COPY_ROUNDS, 50);
-        (void)snprintf(name, sizeof name, "STORE, %" PRIu64 "-byte blocks, checksum %s", slot, checksum ? "on" : "off");
-        add(b, name, clock_percentile(stores, COPY_ROUNDS, 50), "GB/s", base, "memcpy, one thread", true, 0.85);
-        (void)snprintf(name, sizeof name, "LOAD, %" PRIu64 "-byte blocks, checksum %s", slot, checksum ? "on" : "off");
-        add(b, name, clock_percentile(loads, COPY_ROUNDS, 50), "GB/s", base, "memcpy, one thread", true, 0.85);
+        double plain = clock_percentile(all.plain, 2 * (size_t)COPY_ROUNDS, 50);
+
+        add_copy(b, "STORE", slot, checksum, all.store, all.store_ratio, plain);
+        add_copy(b, "LOAD", slot, checksum, all.load, all.load_ratio, plain);
     }
     user_close(&u);
     private_stop(&d);
@@ -272,8 +342,7 @@ static kvs_status bench_trip(bench *b, user *u, const echo *e)
         }
         n += TRIPS;
     }
-    add(b, "PING through libkvstride, median", clock_percentile(pings, n, 50), "us", clock_percentile(echoes, n, 50),
-        "epoll echo, 40 bytes", false, 2.0);
+    add_latency(b, "PING through libkvstride", pings, echoes, n, TRIPS, 50, 2);
     return KVS_OK;
 }
 
@@ -338,7 +407,7 @@ typedef struct flood {
     _Atomic bool stop;
     kvs_status status;
     kvs_err err;
-    uint64_t blocks;
+    uint64_t first_id; /* nobody else's */
 } flood;
 
 static kvs_status drop(user *u, uint64_t first_id, uint32_t n, kvs_err *err)
@@ -356,11 +425,10 @@ static void *flood_main(void *arg)
 {
     flood *f = arg;
 
-    for (uint64_t id = UINT64_C(1) << 40; !atomic_load(&f->stop) && f->status == KVS_OK; id += FLOOD_BLOCKS) {
+    for (uint64_t id = f->first_id; !atomic_load(&f->stop) && f->status == KVS_OK; id += FLOOD_BLOCKS) {
         f->status = store(&f->u, id, FLOOD_BLOCKS, &f->err);
         if (f->status == KVS_OK)
             f->status = drop(&f->u, id, FLOOD_BLOCKS, &f->err);
-        f->blocks += FLOOD_BLOCKS;
     }
     return NULL;
 }
@@ -368,23 +436,30 @@ static void *flood_main(void *arg)
 static kvs_status bench_flood(bench *b, user *u, const echo *e, const char *socket)
 {
     static double look[TAIL_SAMPLES], echoes[TAIL_SAMPLES];
-    flood f = {.status = KVS_OK};
-    pthread_t thread;
-    kvs_status s = user_open(&f.u, socket, KVS_FORMAT_mla_bf16, 61, 64, FLOOD_BLOCKS, &b->err);
+    static flood f[FLOODERS];
+    pthread_t thread[FLOODERS];
+    uint32_t n = 0;
+    kvs_status s = KVS_OK;
 
-    if (s == KVS_OK && pthread_create(&thread, NULL, flood_main, &f) != 0)
-        s = kvs_fail(&b->err, KVS_E_SYS, "cannot start a thread");
-    if (s == KVS_OK) {
-        s = lookups(b, u, e, look, echoes, TAIL_SAMPLES);
-        atomic_store(&f.stop, true);
-        (void)pthread_join(thread, NULL);
-        if (s == KVS_OK && f.status != KVS_OK)
-            s = kvs_fail(&b->err, f.status, "store flood: %s", f.err.msg);
+    for (; n < FLOODERS && s == KVS_OK; n += s == KVS_OK) {
+        f[n].first_id = (UINT64_C(1) << 40) * (n + 1);
+        s = user_open(&f[n].u, socket, KVS_FORMAT_mla_bf16, 61, 64, FLOOD_BLOCKS, &b->err);
+        if (s == KVS_OK && pthread_create(&thread[n], NULL, flood_main, &f[n]) != 0)
+            s = kvs_fail(&b->err, KVS_E_SYS, "cannot start a thread");
+        if (s != KVS_OK)
+            user_close(&f[n].u);
     }
     if (s == KVS_OK)
-        add(b, "LOOKUP of 1,000 keys under a store flood, p99", clock_percentile(look, TAIL_SAMPLES, 99), "us",
-            clock_percentile(echoes, TAIL_SAMPLES, 99), "echo p99, same load", false, 3.0);
-    user_close(&f.u);
+        s = lookups(b, u, e, look, echoes, TAIL_SAMPLES);
+    for (uint32_t i = 0; i < n; i++) {
+        atomic_store(&f[i].stop, true);
+        (void)pthread_join(thread[i], NULL);
+        if (s == KVS_OK && f[i].status != KVS_OK)
+            s = kvs_fail(&b->err, f[i].status, "store flood: %s", f[i].err.msg);
+        user_close(&f[i].u);
+    }
+    if (s == KVS_OK)
+        add_latency(b, "LOOKUP under a store flood, ratio of p99", look, echoes, TAIL_SAMPLES, TAIL_ROUND, 99, 3);
     return s;
 }
 
@@ -403,7 +478,8 @@ static kvs_status metadata(bench *b, user *u)
         const json_node *bytes = dir != NULL ? json_member(dir, "metadata_bytes") : NULL;
 
         if (bytes != NULL)
-            add(b, "metadata a slot, a million resident", json_number(bytes) / RESIDENT, "bytes", 0, "", false, 160);
+            (void)add(b, "metadata a slot, a million resident", "bytes",
+                      (sample_set){json_number(bytes) / RESIDENT, NAN}, false, 160);
         else
             s = kvs_fail(&b->err, KVS_E_PROTO, "status has no directory.metadata_bytes");
     }
@@ -416,7 +492,7 @@ static kvs_status bench_lookup(bench *b)
 {
     static double look[LOOKUPS], echoes[LOOKUPS];
     static const char *const SETTINGS[] = {"pool.max_bytes=2560MiB", "pool.extent_bytes=256MiB",
-                                           "device.max_region_bytes=256MiB", "pool.checksum=true"};
+                                           "device.max_region_bytes=512MiB", "pool.checksum=true"};
     private_daemon d = {0};
     user u = {0};
     echo e = {0};
@@ -433,8 +509,7 @@ static kvs_status bench_lookup(bench *b)
     if (s == KVS_OK)
         s = lookups(b, &u, &e, look, echoes, LOOKUPS);
     if (s == KVS_OK)
-        add(b, "LOOKUP of 1,000 random keys of a million, median", clock_percentile(look, LOOKUPS, 50), "us",
-            clock_percentile(echoes, LOOKUPS, 50), "epoll echo, in turn", false, 25);
+        add_latency(b, "LOOKUP of 1,000 random keys of a million", look, echoes, LOOKUPS, TRIPS, 50, 25);
     if (s == KVS_OK)
         s = metadata(b, &u);
     if (s == KVS_OK)
@@ -491,8 +566,8 @@ static kvs_status bench_idle(bench *b)
         (void)sleep(1);
         before = wakeups(d.pid);
         (void)sleep(IDLE_SECONDS);
-        add(b, "wake-ups a second of an idle daemon", (double)(wakeups(d.pid) - before) / IDLE_SECONDS, "a second", 0,
-            "", false, 1);
+        (void)add(b, "wake-ups of an idle daemon", "a second",
+                  (sample_set){(double)(wakeups(d.pid) - before) / IDLE_SECONDS, NAN}, false, 1);
     }
     user_close(&u);
     private_stop(&d);
@@ -503,27 +578,35 @@ static kvs_status bench_idle(bench *b)
 
 static bool met(const figure *f)
 {
-    double ratio = f->base > 0 ? f->value / f->base : f->value;
+    double judged = isnan(f->ratio) ? f->value.p50 : f->ratio;
 
-    return f->at_least ? ratio >= f->target : ratio <= f->target;
+    return f->at_least ? judged >= f->target : judged <= f->target;
+}
+
+/* A number, or nothing. */
+static const char *cell(char buf[16], double v)
+{
+    (void)snprintf(buf, 16, "%.2f", v);
+    return isnan(v) ? "" : buf;
 }
 
 static void print_text(const bench *b)
 {
-    (void)printf("%-50s %10s %-9s %10s  %-22s %7s  %s\n", "what", "figure", "", "plain", "plain is", "ratio", "target");
+    char t[5][16];
+
+    (void)printf("%-45s %9s %9s %-8s %9s %9s  %-19s %6s  %s\n", "", "median", "p99", "", "plain", "p99", "plain is",
+                 "ratio", "target");
     for (uint32_t i = 0; i < b->n; i++) {
         const figure *f = &b->figures[i];
 
-        if (f->base > 0)
-            (void)printf("%-50s %10.2f %-9s %10.2f  %-22s %7.2f  %s %.2f%s\n", f->name, f->value, f->unit, f->base,
-                         f->plain, f->value / f->base, f->at_least ? ">=" : "<=", f->target, met(f) ? "" : "  MISSED");
-        else
-            (void)printf("%-50s %10.2f %-9s %10s  %-22s %7s  <= %.0f%s\n", f->name, f->value, f->unit, "", "", "",
-                         f->target, met(f) ? "" : "  MISSED");
+        (void)printf("%-45s %9s %9s %-8s %9s %9s  %-19s %6s  %s %g%s\n", f->name, cell(t[0], f->value.p50),
+                     cell(t[1], f->value.p99), f->unit, cell(t[2], f->plain.p50), cell(t[3], f->plain.p99), f->plain_is,
+                     cell(t[4], f->ratio), f->at_least ? ">=" : "<=", f->target, met(f) ? "" : "  MISSED");
     }
+    (void)printf("(the ratio is the median of the ratios of each round, both taken in turn)\n");
 }
 
-static void print_json(const bench *b)
+static int put_figures(const bench *b)
 {
     json_writer *w = json_writer_create();
 
@@ -536,11 +619,13 @@ static void print_json(const bench *b)
 
         json_begin_object(w, NULL);
         json_put_string(w, "name", f->name);
-        json_put_double(w, "value", f->value);
         json_put_string(w, "unit", f->unit);
-        json_put_double(w, "plain", f->base > 0 ? f->base : NAN);
-        json_put_string(w, "plain_is", f->plain);
-        json_put_double(w, "ratio", f->base > 0 ? f->value / f->base : NAN);
+        json_put_double(w, "value", f->value.p50); /* what is not there is null */
+        json_put_double(w, "p99", f->value.p99);
+        json_put_double(w, "plain", f->plain.p50);
+        json_put_double(w, "plain_p99", f->plain.p99);
+        json_put_string(w, "plain_is", f->plain_is);
+        json_put_double(w, "ratio", f->ratio);
         json_put_string(w, "target_is", f->at_least ? "at least" : "at most");
         json_put_double(w, "target", f->target);
         json_put_bool(w, "met", met(f));
@@ -548,9 +633,7 @@ static void print_json(const bench *b)
     }
     json_end(w);
     json_end(w);
-    if (json_text(w, NULL) != NULL)
-        (void)printf("%s\n", json_text(w, NULL));
-    json_writer_destroy(w);
+    return ctl_put(w, CTL_OK);
 }
 
 int ctl_bench(const ctl *c)
@@ -567,8 +650,7 @@ int ctl_bench(const ctl *c)
     if (s != KVS_OK)
         return ctl_fail(c, "bench", s, &b.err);
     if (c->json)
-        print_json(&b);
-    else
-        print_text(&b);
+        return put_figures(&b);
+    print_text(&b);
     return CTL_OK;
 }

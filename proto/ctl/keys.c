@@ -196,14 +196,11 @@ int ctl_watch(const ctl *c)
         uint32_t n = 0;
 
         s = kvs_events(client, events, EVENTS, &n, &lost, WATCH_STEP_MS, &err);
-        if (s == KVS_E_DEADLINE) {
-            s = KVS_OK;
-            continue;
-        }
+        s = s == KVS_E_DEADLINE ? KVS_OK : s;
         for (uint32_t i = 0; i < n && code == CTL_OK; i++)
             code = show_event(c, &events[i]);
         if (s == KVS_OK && lost != 0)
-            (void)fprintf(stderr, "kvstridectl: %" PRIu64 " events were lost\n", lost);
+            (void)fprintf(stderr, "kvstridectl: %" PRIu64 " events or more were lost\n", lost);
         if (fflush(stdout) != 0)
             break;
     }

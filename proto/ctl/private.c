@@ -203,7 +203,8 @@ kvs_status private_start(private_daemon *d, const char *const *settings, uint32_
         if (is_ready(d))
             return KVS_OK;
         if (waitpid(d->pid, &status, WNOHANG) == d->pid) {
-            d->pid = litter.pid = 0;
+            d->pid = 0;
+            litter.pid = 0;
             last_words(d, words, sizeof words);
             private_stop(d);
             return kvs_fail(err, KVS_E_AWAY, "the private daemon ended with status %d: %s",

@@ -157,13 +157,18 @@ static void member(FILE *to, const json_node *m, int indent, size_t width, bool 
         (void)fprintf(to, "%s\n", key);
         table(to, m, indent + INDENT);
     } else {
-        (void)fprintf(to, "%-*s ", (int)width, key);
+        (void)fprintf(to, "%-*s  %s", (int)width, key, json_first(m) == NULL ? "none" : "");
         for (const json_node *i = json_first(m); i != NULL; i = json_next(i)) {
             cell(text, i, key);
-            (void)fprintf(to, " %s", text);
+            (void)fprintf(to, "%s%s", text, json_next(i) != NULL ? " " : "");
         }
-        (void)fprintf(to, "%s\n", json_first(m) == NULL ? " none" : "");
+        (void)fprintf(to, "\n");
     }
+}
+
+static bool is_one_line(const json_node *m)
+{
+    return json_type_of(m) != JSON_OBJECT && !is_table(m);
 }
 
 /* "pool_bytes": {"arena": n}: what holds for the object's name holds for its members. */
@@ -172,7 +177,7 @@ static void object(FILE *to, const json_node *n, int indent)
     size_t width = 0;
 
     for (const json_node *m = json_first(n); m != NULL; m = json_next(m))
-        if (is_leaf(m) && strlen(json_key(m)) > width)
+        if (is_one_line(m) && strlen(json_key(m)) > width)
             width = strlen(json_key(m));
     for (const json_node *m = json_first(n); m != NULL; m = json_next(m))
         member(to, m, indent, width, json_key(n) != NULL && ends_with(json_key(n), "bytes"));

@@ -209,14 +209,73 @@ static void store_and_wait(raw_client *c)
     cr_assert(raw_ping(c, 6), "it waits, and the daemon does not");
 }
 
-Test(signals, a_stop_waits_for_requests_in_flight_no_longer_than_configured)
+/* Symptom: what waited for a counter kept the daemon until the drain timed out, and the socket ended without a reply. */
+Test(signals, a_stop_answers_what_waits_for_a_counter_and_ends)
+{
+    raw_client c;
+    frame f;
+
+    cr_assert(daemon_start(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"drain\": {\"timeout_ms\": 600000}}"));
+    join(&c);
+    store_and_wait(&c);
+    (void)kill(d.pid, SIGTERM);
+    cr_assert(raw_recv(&c, &f, 5000));
+    cr_assert_eq(f.head.id, 5);
+    cr_assert_eq(f.head.status, KVS_E_CANCELLED);
+    cr_assert(raw_wait_end(&c, 5000));
+    cr_assert_eq(daemon_wait(&d, 10000), EXIT_CODE_OK);
+    raw_close(&c);
+}
+
+/* Does any client leave replies unread?  A reply of STATUS, section clients. */
+static bool holds_back(wire_in in)
+{
+    static const char FIELD[] = "\"out_bytes\":";
+    const uint8_t *at = in.base + in.pos, *end = in.base + in.len;
+
+    while ((at = memmem(at, (size_t)(end - at), FIELD, sizeof FIELD - 1)) != NULL) {
+        at += sizeof FIELD - 1;
+        if (*at != '0')
+            return true;
+    }
+    return false;
+}
+
+static void ask(raw_client *c, uint32_t section, uint64_t id)
+{
+    uint8_t body[WIRE_status_req_BYTES];
+    wire_out o = {.base = body, .cap = sizeof body};
+
+    wire_put_status_req(&o, &(wire_status_req){.section = section, .ns = WIRE_NONE32});
+    cr_assert(raw_send(c, WIRE_STATUS, id, body, sizeof body, NULL, 0));
+}
+
+/* Ask for more than a socket holds and read none of it, until the daemon has to keep some. */
+static void read_nothing(raw_client *c)
+{
+    raw_client admin;
+    bool held = false;
+    frame f;
+
+    for (uint64_t i = 0; i < 400; i++)
+        ask(c, WIRE_SECTION_SUMMARY, 10 + i);
+    cr_assert(raw_connect(&admin, d.admin));
+    cr_assert(raw_hello(&admin));
+    for (uint64_t i = 0; !held; i++) {
+        ask(&admin, WIRE_SECTION_CLIENTS, 10 + i);
+        held = holds_back(reply_of(&admin, WIRE_STATUS, 10 + i, &f));
+    }
+    raw_close(&admin);
+}
+
+Test(signals, a_stop_waits_for_unread_replies_no_longer_than_configured)
 {
     uint64_t start;
     raw_client c;
 
     cr_assert(daemon_start(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"drain\": {\"timeout_ms\": 300}}"));
     join(&c);
-    store_and_wait(&c);
+    read_nothing(&c);
     start = raw_now_ms();
     cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
     cr_assert_geq(raw_now_ms() - start, 290);
@@ -227,17 +286,19 @@ Test(signals, a_stop_waits_for_requests_in_flight_no_longer_than_configured)
 
 Test(signals, a_second_stop_waits_for_nothing)
 {
-    raw_client c;
+    raw_client c, other;
 
     cr_assert(daemon_start(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"drain\": {\"timeout_ms\": 600000}}"));
     join(&c);
-    store_and_wait(&c);
+    join(&other);
+    read_nothing(&c);
     (void)kill(d.pid, SIGTERM);
     cr_assert(daemon_wait_notified(&d, "STOPPING=1", 5000));
-    cr_assert(raw_ping(&c, 7) || !c.ended, "who is in stays in while it drains");
+    cr_assert(raw_ping(&other, 7) || !other.ended, "who is in stays in while it drains");
     cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
     cr_assert_eq(daemon_log_count(&d, "drain_cut_short"), 1);
     raw_close(&c);
+    raw_close(&other);
 }
 
 Test(signals, a_client_that_leaves_with_a_request_waiting_leaves_nothing)

@@ -367,8 +367,10 @@ static void put_load(script *s, const client *c, wire_out *o)
                        .after_value = number(s, 3),
                        .signal_value = number(s, 9)};
 
-    memcpy(q.lease, w.lease[take(s) % POCKET], 16);
-    q.lease_first = (uint32_t)number(s, 3);
+    if (q.flags != 0) { /* else they must be zeros */
+        memcpy(q.lease, w.lease[take(s) % POCKET], 16);
+        q.lease_first = (uint32_t)number(s, 3);
+    }
     wire_put_load_req(o, &q);
     if (q.flags != WIRE_LOAD_BY_LEASE)
         put_keys(s, o, q.n);

@@ -41,7 +41,7 @@ class Daemon:
             command += ["--set", setting]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        until = time.monotonic() + 5
+        until = time.monotonic() + 30
         while "info ready" not in self.log.read_text():
             if self.process.poll() is not None or time.monotonic() > until:
                 text = self.log.read_text()
@@ -54,7 +54,7 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            status = self.process.wait(5)
+            status = self.process.wait(30)
         except subprocess.TimeoutExpired:
             self.process.kill()
             status = self.process.wait()

@@ -1,6 +1,6 @@
 /* The real daemon and libkvstride under ThreadSanitizer, in a storm of engines that are killed, stopped and hostile.
  *
- * race_daemon [OPS [KILLS [SEED [DAEMON_KILLS]]]]: longer storms by hand. */
+ * race_daemon [OPS [KILLS [SEED [DAEMON_KILLS [PAUSES [THREADS]]]]]]: longer storms by hand. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +20,8 @@ static bool afterwards(daemon_fixture *d, unsigned fds, unsigned mappings, char 
         (void)snprintf(why, cap, "%u descriptors are left where %u were", daemon_fds(d), fds);
     else if (!storm_wait_mappings(d, mappings))
         (void)snprintf(why, cap, "%u mappings are left where %u were", storm_mappings(d), mappings);
+    else if (daemon_log_count(d, "Sanitizer") != 0)
+        (void)snprintf(why, cap, "a sanitizer has something to say about the daemon");
     else if (daemon_stop(d, SIGTERM) != 0)
         (void)snprintf(why, cap, "the daemon did not end well");
     else
@@ -33,7 +35,9 @@ int main(int argc, char **argv)
                     .kills = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 0) : 15,
                     .seed = argc > 3 ? strtoull(argv[3], NULL, 0) : 1,
                     .daemon_kills = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 0) : 0,
-                    .engines = 8,
+                    .pauses = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 0) : 5,
+                    .threads = argc > 6 ? (uint32_t)strtoul(argv[6], NULL, 0) : 2,
+                    .engines = 6,
                     .layouts = 3,
                     .chains = 12,
                     .hostile = true};

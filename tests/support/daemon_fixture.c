@@ -119,6 +119,7 @@ static void prepare(const daemon_fixture *d)
     int log = open(d->log, O_WRONLY | O_CREAT | O_APPEND, 0600), n = 0;
     sigset_t none;
 
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed test leaves no daemon behind */
     (void)sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
     (void)dup2(log, STDOUT_FILENO);

@@ -61,12 +61,13 @@ void fake_drop(fake_conn *c)
 static void send_frame(fake_conn *c, const frame *q, kvs_status s, const void *payload, size_t len, const int *fds,
                        uint32_t n_fds)
 {
-    size_t total = WIRE_HEADER_BYTES + 8 + len;
+    size_t head = q->head.op == WIRE_EVENT ? 0 : 8; /* replies have a message head, events none */
+    size_t total = WIRE_HEADER_BYTES + head + len;
     uint8_t *buf = calloc(1, total);
     wire_header h = {.op = q->head.op,
                      .status = (uint16_t)s,
                      .id = q->head.id,
-                     .body_len = (uint32_t)len + 8,
+                     .body_len = (uint32_t)(head + len),
                      .n_fds = (uint16_t)n_fds};
     union {
         struct cmsghdr align;
@@ -80,7 +81,7 @@ static void send_frame(fake_conn *c, const frame *q, kvs_status s, const void *p
         die("memory");
     wire_header_encode(&h, buf);
     if (len > 0)
-        memcpy(buf + WIRE_HEADER_BYTES + 8, payload, len);
+        memcpy(buf + WIRE_HEADER_BYTES + head, payload, len);
     if (n_fds > 0) {
         struct cmsghdr *k;
 

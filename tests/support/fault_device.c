@@ -324,11 +324,26 @@ static kvs_status fault_copy(device_queue *dq, const device_copy *c, size_t n, u
     return s;
 }
 
+/* Work that failed is over: it does not land later. */
+static void forget_until(fault_queue *q, uint64_t mark)
+{
+    while (q->first != NULL && q->first->mark <= mark) {
+        fault_batch *next = q->first->next;
+
+        free(q->first);
+        q->first = next;
+    }
+    if (q->first == NULL)
+        q->last = &q->first;
+}
+
 static kvs_status fault_wait(device_queue *dq, uint64_t mark, kvs_err *err)
 {
     fault_queue *q = (fault_queue *)dq;
     kvs_status s = pass(q->base.dev, FAULT_WAIT, err);
 
+    if (s == KVS_E_DEVICE)
+        forget_until(q, mark);
     if (s == KVS_OK && mark > q->mark)
         s = kvs_fail(err, KVS_E_INVALID, "mark: %llu was not given out", (unsigned long long)mark);
     return s != KVS_OK ? s : run_until(q, mark, err);

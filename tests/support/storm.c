@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -27,6 +28,7 @@ enum {
     ROW = 1152,
     PAGE = TOKENS * ROW,
     MAX_ENGINES = 32,
+    MAX_THREADS = 8,
     HUNG_MS = 60000,
     SCRATCH = 1 << 16,
     EMPTY = 0x99,
@@ -36,6 +38,9 @@ typedef struct board { /* shared by all processes */
     atomic_ullong ops, loads, stores;
     atomic_bool stop, failed;
     char why[512];
+    /* Tokens of somebody's regions, for others to sit down in.  Written without order: half of one and half of another
+     * is the token of none. */
+    _Atomic uint64_t token[STORM_MAX_LAYOUTS][2];
 } board;
 
 typedef struct yard { /* an engine's things in one layout */
@@ -44,6 +49,7 @@ typedef struct yard { /* an engine's things in one layout */
     uint8_t *base;
     uint64_t slot_bytes, stride;
     kvs_slot own[OWN];
+    bool bare; /* it may have lost its slots: to be made anew */
 } yard;
 
 typedef struct engine {
@@ -143,10 +149,17 @@ static void fail(engine *e, const char *format, ...)
     va_end(ap);
 }
 
+/* E_STATE is the answer of a daemon that is shutting down. */
+static bool is_away(const engine *e, kvs_status s)
+{
+    return s == KVS_E_AWAY || s == KVS_E_STALE ||
+           (s == KVS_E_STATE && e->plan->daemon_kills > 0 && strstr(e->err.msg, "shutting down") != NULL);
+}
+
 /* True: the reply has results.  Everything that a random life may meet is taken as it is, anything else is a fault. */
 static bool answered(engine *e, kvs_status s, const char *what)
 {
-    switch (s) {
+    switch (is_away(e, s) ? KVS_E_AWAY : s) {
     case KVS_OK:
     case KVS_E_PARTIAL:
         return true;
@@ -159,7 +172,6 @@ static bool answered(engine *e, kvs_status s, const char *what)
     case KVS_E_CANCELLED:
         return false;
     case KVS_E_AWAY:
-    case KVS_E_STALE:
         e->lost = true;
         if (e->plan->daemon_kills == 0)
             fail(e, "%s: %s %s", what, kvs_status_name(s), e->err.msg);
@@ -210,6 +222,7 @@ static kvs_status yard_open(engine *e, uint32_t layout)
     void *base;
     kvs_status s = open_layout(e->c, layout, e->hostile, &y->ns, &e->err);
 
+    y->bare = true; /* until all of it is there */
     if (s == KVS_OK)
         s = kvs_region_create(y->ns, 0, SLOTS, &y->g, 0, &e->err);
     if (s == KVS_OK)
@@ -220,9 +233,30 @@ static kvs_status yard_open(engine *e, uint32_t layout)
         return s;
     y->base = base;
     kvs_region_get(y->g, &info);
+    for (int i = 0; i < 2 && !e->hostile; i++) {
+        uint64_t half;
+
+        memcpy(&half, info.token + 8 * i, 8);
+        atomic_store(&e->board->token[layout][i], half);
+    }
     y->stride = info.slot_stride;
     y->slot_bytes = storm_slot_bytes(layout);
+    y->bare = false;
     return KVS_OK;
+}
+
+/* A request that is over may be on its way back still: then once more. */
+static void close_region(engine *e, kvs_region *g, const char *what)
+{
+    uint64_t end = raw_now_ms() + HUNG_MS / 4;
+    kvs_status s;
+
+    while ((s = kvs_region_close(g, 0, &e->err)) == KVS_E_BUSY && raw_now_ms() < end)
+        (void)kvs_settle(e->c, HUNG_MS / 4, NULL);
+    if (s == KVS_E_BUSY)
+        fail(e, "%s stays in use: %s", what, e->err.msg);
+    else
+        (void)answered(e, s, what);
 }
 
 static void yard_close(engine *e, uint32_t layout)
@@ -230,7 +264,7 @@ static void yard_close(engine *e, uint32_t layout)
     yard *y = &e->yards[layout];
 
     if (y->g)
-        (void)answered(e, kvs_region_close(y->g, 0, &e->err), "region_close");
+        close_region(e, y->g, "region_close");
     y->g = NULL;
 }
 
@@ -240,35 +274,44 @@ static kvs_status settle_down(engine *e)
     uint64_t bytes;
     void *paper;
 
-    for (uint32_t i = 0; i < e->n_layouts && s == KVS_OK; i++)
+    for (uint32_t i = 0; i < e->n_layouts && s == KVS_OK; i++) {
+        if (e->yards[i].bare)
+            yard_close(e, i);
         s = e->yards[i].g ? KVS_OK : yard_open(e, i);
+    }
     if (s == KVS_OK && !e->scratch) {
         s = kvs_scratch_create(e->c, 0, SCRATCH, &e->scratch, 0, &e->err);
         if (s == KVS_OK)
-            s = kvs_region_map(e->scratch, &paper, &bytes, &e->err);
+            s = kvs_region_map(e->scratch, &paper, &bytes, &e->err); /* memory of ours, whatever the daemon does */
         if (s == KVS_OK)
             e->paper = paper;
     }
     return s;
 }
 
-static bool engine_open(engine *e)
+static kvs_status connect_engine(engine *e)
 {
     kvs_options o = KVS_OPTIONS_INIT;
-    kvs_status s;
 
     o.path = e->socket;
     o.name = e->hostile ? "hostile" : "engine";
     o.backoff_min_ms = 2;
     o.backoff_max_ms = 20;
     o.flags = KVS_CONNECT_LAZY;
-    s = kvs_connect(&e->c, &o, &e->err);
+    return kvs_connect(&e->c, &o, &e->err);
+}
+
+/* A handle of its own, unless it works on another one's. */
+static bool engine_open(engine *e)
+{
+    kvs_status s = e->c ? KVS_OK : connect_engine(e);
+
     if (s == KVS_OK)
         s = kvs_wait_up(e->c, 0, HUNG_MS / 2, &e->err);
     e->generation = s == KVS_OK ? kvs_generation(e->c) : 0;
     if (s == KVS_OK)
         s = settle_down(e);
-    e->lost = s == KVS_E_AWAY || s == KVS_E_STALE;
+    e->lost = s != KVS_OK && is_away(e, s);
     if (s != KVS_OK && !(e->lost && e->plan->daemon_kills > 0))
         fail(e, "open: %s %s", kvs_status_name(s), e->err.msg);
     return !e->failed;
@@ -280,7 +323,7 @@ static void come_back(engine *e)
     kvs_region_info info;
     kvs_status s;
 
-    for (int tries = 0; tries < 200 && e->lost && !e->failed && !atomic_load(&e->board->stop); tries++) {
+    for (int tries = 0; tries < 5000 && e->lost && !e->failed && !atomic_load(&e->board->stop); tries++) {
         s = kvs_wait_up(e->c, 0, HUNG_MS / 2, &e->err);
         if (s != KVS_OK) {
             fail(e, "the daemon is not found again: %s %s", kvs_status_name(s), e->err.msg);
@@ -295,7 +338,7 @@ static void come_back(engine *e)
             if (!e->yards[i].g)
                 continue;
             kvs_region_get(e->yards[i].g, &info);
-            if (info.state != KVS_OK)
+            if (info.state != KVS_OK || e->yards[i].bare)
                 yard_close(e, i);
         }
         if (e->scratch) {
@@ -306,8 +349,11 @@ static void come_back(engine *e)
             }
         }
         s = settle_down(e);
-        if (s == KVS_E_AWAY || s == KVS_E_STALE)
-            e->lost = true;
+        e->lost = s != KVS_OK && is_away(e, s);
+        if (s == KVS_E_STATE && e->lost)
+            (void)nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL); /* it ends soon */
+        else if (e->lost)
+            continue;
         else if (s != KVS_OK)
             fail(e, "the daemon is back, but: %s %s", kvs_status_name(s), e->err.msg);
     }
@@ -379,6 +425,7 @@ static void reseat(engine *e, yard *y)
     kvs_status results[OWN];
     kvs_status s = kvs_slot_drop(y->g, y->own, OWN, NULL, results, 0, &e->err);
 
+    y->bare = true;
     if (!answered(e, s, "slot_drop"))
         return;
     for (uint32_t i = 0; i < OWN; i++)
@@ -386,10 +433,7 @@ static void reseat(engine *e, yard *y)
     if (e->failed || e->lost)
         return;
     s = kvs_slot_take(y->g, OWN, y->own, 0, &e->err);
-    if (s == KVS_OK)
-        return;
-    (void)answered(e, s, "slot_take");
-    e->lost = e->plan->daemon_kills > 0;
+    y->bare = !answered(e, s, "slot_take");
 }
 
 static void do_store(engine *e)
@@ -710,11 +754,69 @@ static void do_import(engine *e)
     if (answered(e, kvs_region_import(y->ns, &in, &mine, 0, &e->err), "import")) {
         kvs_store_args a = store_args(&p, y, mine, slots, results);
 
+        if (e->hostile)
+            (void)fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, BYTES);
+        if (e->hostile && ftruncate(fd, 0) == 0)
+            fail(e, "an import could be cut");
         if (answered(e, kvs_store(&a, some_timeout(e), &e->err), "store of an import"))
             check_stored(e, &p, results);
-        (void)answered(e, kvs_region_close(mine, 0, &e->err), "close of an import");
+        close_region(e, mine, "close of an import");
     }
     (void)close(fd);
+}
+
+/* Blocks in a region that several engines share: held for a while, and compared again before they are given up. */
+static void use_shared(engine *e, const pick *p, const yard *there)
+{
+    kvs_load_result results[OWN];
+    kvs_load_args a = load_args(p, there, results);
+    kvs_status dropped[OWN];
+    kvs_slot held[OWN];
+    uint32_t n = 0;
+
+    a.slots = NULL;
+    if (!answered(e, kvs_load(&a, 0, &e->err), "load into a shared region"))
+        return;
+    for (int pass = 0; pass < 2 && !e->lost && !e->failed; pass++) {
+        for (uint32_t i = 0; i < p->n; i++)
+            if (results[i].status == KVS_OK)
+                compare(e, p, i, at(there, results[i].slot), pass == 0 ? "shared" : "shared, a while later");
+        if (pass == 0)
+            do_load(e);
+    }
+    for (uint32_t i = 0; i < p->n; i++)
+        if (results[i].status == KVS_OK)
+            held[n++] = results[i].slot;
+    if (n > 0 && rnd_below(&e->r, 2) == 0 && !e->lost && !e->failed)
+        (void)answered(e, kvs_slot_drop(there->g, held, n, NULL, dropped, 0, &e->err), "slot_drop in a shared region");
+}
+
+static void do_attach(engine *e)
+{
+    uint8_t token[16];
+    uint64_t bytes;
+    void *base;
+    pick p;
+    yard there = *pick_keys(e, &p);
+    kvs_status s;
+
+    for (int i = 0; i < 2; i++) {
+        uint64_t half = atomic_load(&e->board->token[p.layout][i]);
+
+        memcpy(token + 8 * i, &half, 8);
+    }
+    s = kvs_region_attach(e->c, there.ns, token, &there.g, 0, &e->err);
+    if (ONE_OF(s, KVS_E_NOT_FOUND, KVS_E_EXISTS, KVS_E_INVALID)) /* its maker is gone; it is ours; hostile ones' */
+        return;
+    if (!answered(e, s, "attach"))
+        return;
+    s = kvs_region_map(there.g, &base, &bytes, &e->err);
+    there.base = base;
+    if (s == KVS_OK)
+        use_shared(e, &p, &there);
+    else if (e->plan->daemon_kills == 0)
+        fail(e, "map of a shared region: %s", e->err.msg);
+    close_region(e, there.g, "close of a shared region");
 }
 
 static void do_rebuild(engine *e)
@@ -791,9 +893,9 @@ static void do_harm(engine *e)
 }
 
 static void (*const DEEDS[])(engine *e) = {
-    do_store,  do_store,    do_store,    do_store,     do_load,    do_load,   do_load,
-    do_load,   do_load_any, do_load_any, do_lookup,    do_lease,   do_lease,  do_cancel,
-    do_cancel, do_pipeline, do_pipeline, do_residency, do_compute, do_import, do_residency,
+    do_store,    do_store,     do_store,   do_store,  do_load,      do_load,   do_load,   do_load,
+    do_load_any, do_load_any,  do_lookup,  do_lease,  do_lease,     do_cancel, do_cancel, do_pipeline,
+    do_pipeline, do_residency, do_compute, do_import, do_residency, do_attach, do_attach,
 };
 
 static void live(engine *e)
@@ -809,9 +911,41 @@ static void live(engine *e)
             do_rebuild(e);
         else
             DEEDS[rnd_below(&e->r, sizeof DEEDS / sizeof DEEDS[0])](e);
-        atomic_fetch_add(&e->board->ops, 1);
+        if (atomic_fetch_add(&e->board->ops, 1) >=
+            e->plan->ops) /* enough: leave the machine to those who count kills */
+            (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
-    kvs_close(e->c);
+}
+
+static void *live_thread(void *ud)
+{
+    live(ud);
+    return NULL;
+}
+
+/* One process: engines on threads, all on the first one's handle. */
+static bool live_together(engine *e, uint32_t n)
+{
+    pthread_t t[MAX_THREADS];
+    bool failed = false;
+
+    if (connect_engine(&e[0]) != KVS_OK) {
+        fail(&e[0], "connect: %s", e[0].err.msg);
+        return false;
+    }
+    for (uint32_t i = 1; i < n; i++) {
+        e[i] = e[0];
+        e[i].r.state = mix(e[0].r.state + i);
+        if (pthread_create(&t[i], NULL, live_thread, &e[i]) != 0)
+            abort();
+    }
+    live(&e[0]);
+    for (uint32_t i = 1; i < n; i++)
+        (void)pthread_join(t[i], NULL);
+    for (uint32_t i = 0; i < n; i++)
+        failed |= e[i].failed;
+    kvs_close(e[0].c);
+    return !failed;
 }
 
 /* ---- the weather ---- */
@@ -833,16 +967,15 @@ static void hire(crew *c, uint32_t i)
     c->stopped[i] = false;
     c->pid[i] = fork();
     if (c->pid[i] == 0) {
-        static engine e;
+        static engine e[MAX_THREADS];
 
-        e = (engine){.plan = c->plan,
-                     .board = c->board,
-                     .socket = c->d->socket,
-                     .r = {mix(c->plan->seed * 1000003 + n)},
-                     .hostile = c->plan->hostile && i % 2 == 1,
-                     .n_layouts = c->plan->layouts};
-        live(&e);
-        _exit(e.failed ? 1 : 0);
+        e[0] = (engine){.plan = c->plan,
+                        .board = c->board,
+                        .socket = c->d->socket,
+                        .r = {mix(c->plan->seed * 1000003 + n)},
+                        .hostile = c->plan->hostile && i % 2 == 1,
+                        .n_layouts = c->plan->layouts};
+        _exit(live_together(e, c->plan->threads) ? 0 : 1);
     }
 }
 
@@ -894,22 +1027,34 @@ static void strike(crew *c)
     hire(c, i);
 }
 
+/* Killed, or asked to end while everybody works. */
 static void strike_daemon(crew *c)
 {
-    int status = daemon_stop(c->d, SIGKILL);
+    bool kindly = rnd_below(&c->r, 2) == 0;
+    int status = daemon_stop(c->d, kindly ? SIGTERM : SIGKILL);
 
-    if (status != 128 + SIGKILL)
-        complain(c, "the daemon had ended by itself, with status %d", status);
+    if (status != (kindly ? 0 : 128 + SIGKILL))
+        complain(c, "the daemon ended with status %d after a %s", status, kindly ? "SIGTERM" : "SIGKILL");
     if (!daemon_start(c->d, NULL))
         complain(c, "the daemon does not start again");
+}
+
+static void pause_daemon(crew *c)
+{
+    (void)kill(c->d->pid, SIGSTOP);
+    (void)nanosleep(&(struct timespec){.tv_nsec = (long)(1 + rnd_below(&c->r, 8)) * 1000000}, NULL);
+    (void)kill(c->d->pid, SIGCONT);
 }
 
 static void blow(crew *c)
 {
     const storm_plan *p = c->plan;
-    uint64_t seen = 0, since = raw_now_ms(), daemon_kills = 0, ops;
+    uint64_t seen = 0, since = raw_now_ms(), daemon_kills = 0, pauses = 0, ops;
 
-    while ((ops = atomic_load(&c->board->ops)) < p->ops && !atomic_load(&c->board->failed)) {
+    while (!atomic_load(&c->board->failed)) {
+        ops = atomic_load(&c->board->ops);
+        if (ops >= p->ops && c->kills >= p->kills && daemon_kills >= p->daemon_kills)
+            return;
         if (ops != seen)
             since = raw_now_ms();
         seen = ops;
@@ -920,6 +1065,9 @@ static void blow(crew *c)
         else if (daemon_kills < p->daemon_kills && ops * (p->daemon_kills + 1) > (daemon_kills + 1) * p->ops) {
             strike_daemon(c);
             daemon_kills++;
+        } else if (pauses < p->pauses && ops * (p->pauses + 1) > (pauses + 1) * p->ops) {
+            pause_daemon(c);
+            pauses++;
         } else if (c->kills < p->kills && ops * (p->kills + 1) > (c->kills + 1) * p->ops) {
             strike(c);
         } else {
@@ -930,10 +1078,14 @@ static void blow(crew *c)
 
 bool storm_run(daemon_fixture *d, const storm_plan *p, storm_result *ret)
 {
-    crew c = {.plan = p, .d = d, .r = {mix(p->seed)}};
+    storm_plan plan = *p;
+    crew c = {.plan = &plan, .d = d, .r = {mix(p->seed)}};
+
+    plan.threads = p->threads > 0 ? p->threads : 1;
 
     c.board = mmap(NULL, sizeof *c.board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (c.board == MAP_FAILED || p->engines > MAX_ENGINES || p->layouts > STORM_MAX_LAYOUTS) {
+    if (c.board == MAP_FAILED || p->engines > MAX_ENGINES || p->threads > MAX_THREADS ||
+        p->layouts > STORM_MAX_LAYOUTS) {
         (void)snprintf(ret->why, sizeof ret->why, "the storm cannot begin");
         return false;
     }

@@ -18,10 +18,12 @@ enum { STORM_MAX_LAYOUTS = 4 };
 typedef struct storm_plan {
     uint64_t seed, ops;    /* ops: of all engines together */
     uint32_t engines;      /* at a time */
+    uint32_t threads;      /* of an engine, on one handle; 0: one */
     uint32_t layouts;      /* 1..STORM_MAX_LAYOUTS, of different slot sizes */
     uint32_t chains;       /* of 8 keys each, in every layout */
     uint32_t kills;        /* engines that end by SIGKILL, a third of them after a while of SIGSTOP */
-    uint32_t daemon_kills; /* the daemon is killed and started again so often */
+    uint32_t daemon_kills; /* the daemon is killed, or asked to end, and started again so often */
+    uint32_t pauses;       /* the daemon is stopped for some milliseconds so often: deadlines pass, replies come late */
     bool hostile;          /* every second engine scribbles over what it shares with the daemon */
 } storm_plan;
 

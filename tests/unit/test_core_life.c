@@ -169,6 +169,31 @@ Test(core_life, a_random_life_of_several_clients_leaves_every_sum_right)
     fx_close(&l.f);
 }
 
+/* Symptom: who waited for a counter when the daemon was told to end was never answered. */
+Test(core_life, draining_in_the_middle_of_a_life_answers_everybody_without_a_counter_or_the_clock)
+{
+    life l = {.r = rnd_open("core_life", 2)};
+
+    fx_config(&l.f);
+    l.f.cfg.pool_max_slots = POOL;
+    fx_open(&l.f);
+    fx_admin_open(&l.admin, &l.f);
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        join(&l, i);
+    for (int n = 0; n < STEPS / 8; n++)
+        step(&l);
+    core_drain(l.f.core);
+    while (!core_is_idle(l.f.core))
+        fx_run(&l.f, 1);
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        cr_assert_eq(peer_in_flight(l.c[i].peer), 0);
+    cr_assert_eq(fx_number(&l.admin, WIRE_SECTION_FSCK, "ok"), 1);
+    for (uint32_t i = 0; i < CLIENTS; i++)
+        leave(&l, i);
+    fx_gone(&l.admin);
+    fx_close(&l.f);
+}
+
 Test(core_life, a_daemon_that_stops_with_jobs_on_their_way_frees_everything)
 {
     fx f;

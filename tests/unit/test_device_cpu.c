@@ -105,7 +105,8 @@ Test(device_cpu, creates_zeroed_sealed_memory_that_is_really_there)
 
     /* A client that kept the descriptor over a restart hands it back. */
     p[bytes - 1] = 42;
-    cr_assert_eq(d->ops->mem_import(d, &(device_import){WIRE_MEMORY_MEMFD, &fd, 1, bytes}, &again, NULL), KVS_OK);
+    cr_assert_eq(d->ops->mem_import(d, &(device_import){WIRE_MEMORY_MEMFD, &fd, 1, bytes, NULL, 0, NULL}, &again, NULL),
+                 KVS_OK);
     p2 = d->ops->mem_base(again, 0, &bytes2);
     cr_assert(bytes2 == bytes && p2 != p && p2[bytes - 1] == 42);
     d->ops->mem_close(again);
@@ -160,8 +161,8 @@ static void refuses_fd(int bad, kvs_status status, const char *text)
     device *d = open_device();
     int fds[2] = {memfd(PAGE, true, F_SEAL_SHRINK), bad};
 
-    import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 2, 100 * PAGE}, status, "descriptor 1");
-    import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 2, 100 * PAGE}, status, text);
+    import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 2, 100 * PAGE, NULL, 0, NULL}, status, "descriptor 1");
+    import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 2, 100 * PAGE, NULL, 0, NULL}, status, text);
     (void)close(fds[0]);
     if (bad >= 0)
         (void)close(bad);
@@ -176,7 +177,9 @@ Test(device_cpu, imports_sealed_memfds_of_any_size)
     uint8_t *p0, *p1, byte = 0;
     device_mem *m;
 
-    cr_assert_eq(d->ops->mem_import(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 2, 3 * PAGE + 1000}, &m, NULL), KVS_OK);
+    cr_assert_eq(
+        d->ops->mem_import(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 2, 3 * PAGE + 1000, NULL, 0, NULL}, &m, NULL),
+        KVS_OK);
     cr_assert_eq(d->ops->mem_pieces(m), 2);
     p0 = d->ops->mem_base(m, 0, &b0);
     p1 = d->ops->mem_base(m, 1, &b1);
@@ -241,7 +244,9 @@ Test(device_cpu, refuses_what_is_no_memfd)
         device_mem *m;
         kvs_err err;
 
-        cr_assert_neq(d->ops->mem_import(d, &(device_import){WIRE_MEMORY_MEMFD, &file, 1, PAGE}, &m, &err), KVS_OK);
+        cr_assert_neq(
+            d->ops->mem_import(d, &(device_import){WIRE_MEMORY_MEMFD, &file, 1, PAGE, NULL, 0, NULL}, &m, &err),
+            KVS_OK);
         (void)close(file);
         d->ops->close(d);
     }
@@ -259,12 +264,13 @@ Test(device_cpu, refuses_more_bytes_than_allowed)
     device *d = open_device();
     int fds[2] = {memfd(2 * PAGE, true, F_SEAL_SHRINK), memfd(PAGE, true, F_SEAL_SHRINK)};
 
-    import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 2, 3 * PAGE - 1}, KVS_E_LIMIT,
+    import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 2, 3 * PAGE - 1, NULL, 0, NULL}, KVS_E_LIMIT,
                  "descriptor 1: 4096 bytes, 4095 are left");
-    import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 0, PAGE}, KVS_E_INVALID, "n_fds: 0");
-    import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 1u << 31, PAGE}, KVS_E_INVALID, "n_fds: 2147483648");
-    import_fails(d, &(device_import){WIRE_MEMORY_CUDA_IPC, fds, 1, PAGE}, KVS_E_UNSUPPORTED, "kind 1");
-    import_fails(d, &(device_import){99, fds, 1, PAGE}, KVS_E_UNSUPPORTED, "kind 99");
+    import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 0, PAGE, NULL, 0, NULL}, KVS_E_INVALID, "n_fds: 0");
+    import_fails(d, &(device_import){WIRE_MEMORY_MEMFD, fds, 1u << 31, PAGE, NULL, 0, NULL}, KVS_E_INVALID,
+                 "n_fds: 2147483648");
+    import_fails(d, &(device_import){WIRE_MEMORY_CUDA_IPC, fds, 1, PAGE, NULL, 0, NULL}, KVS_E_UNSUPPORTED, "kind 1");
+    import_fails(d, &(device_import){99, fds, 1, PAGE, NULL, 0, NULL}, KVS_E_UNSUPPORTED, "kind 99");
     (void)close(fds[0]);
     (void)close(fds[1]);
     d->ops->close(d);

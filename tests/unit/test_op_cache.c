@@ -284,6 +284,41 @@ static fx_body *lease_body(world *w, const uint8_t lease[16], uint32_t n)
     return b;
 }
 
+/* Symptom: a lease that was sent without its flag, or a generation without a slot, was left out without a word. */
+Test(op_cache, fields_that_would_be_ignored_are_refused)
+{
+    world w;
+    wire_load_req load = {.n = 1, .after_counter = WIRE_NONE32, .signal_counter = WIRE_NONE32};
+    wire_store_req store = {.n = 0, .after_counter = WIRE_NONE32, .signal_counter = WIRE_NONE32};
+    uint8_t key[32];
+
+    start(&w, 0, 4);
+    cr_assert_eq(store_keys(&w, 1, 1, 0, NULL), KVS_OK);
+    load.ns = store.ns = w.ns;
+    load.region = store.region = w.g.id;
+    for (int i = 0; i < 4; i++) {
+        wire_load_req q = load;
+        fx_body *b = fx_new();
+
+        q.lease[15] = i == 0;
+        q.lease_first = i == 1;
+        wire_put_load_req(&b->out, &q);
+        fx_key(key, 1);
+        wire_put_bytes(&b->out, key, 32);
+        wire_put_slot_ref(&b->out, &(wire_slot_ref){WIRE_NONE32, i == 2});
+        cr_assert_eq(fx_status(&w.c, WIRE_LOAD, b), i < 3 ? KVS_E_INVALID : KVS_OK, "case %d", i);
+    }
+    for (int i = 0; i < 3; i++) {
+        fx_body *b = fx_new();
+
+        store.first_depth = i == 1;
+        store.parent[31] = i < 2;
+        wire_put_store_req(&b->out, &store);
+        cr_assert_eq(fx_status(&w.c, WIRE_STORE, b), i == 0 ? KVS_E_INVALID : KVS_OK, "case %d", i);
+    }
+    stop(&w);
+}
+
 Test(op_cache, a_lease_loads_its_blocks_once_and_ends_in_time)
 {
     world w;
@@ -301,6 +336,9 @@ Test(op_cache, a_lease_loads_its_blocks_once_and_ends_in_time)
     fx_advance(&w.f, 500001);
     cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_LEASES, "leases"), 0);
     cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "directory.leased"), 0);
+    cr_assert_eq(reserve(&w, 9, 2, 500, &rep), KVS_OK);
+    cr_assert_eq(rep.n_leased, 0);
+    cr_assert_eq(rep.ttl_ms, 0, "there is no lease");
     stop(&w);
 }
 
@@ -636,6 +674,200 @@ Test(op_cache, cancel_of_a_waiting_store_is_answered_after_it)
     cr_assert_eq(fx_lookup(&w.c, w.ns, 1, 1), 0);
     cr_assert_eq(cancel_outcome(&w.c, send_cancel(&w.c, id)), WIRE_CANCEL_GONE);
     cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "pool.writing_bytes"), 0);
+    stop(&w);
+}
+
+/* A LOAD that was given up before it began, however: nothing is held, named or moved. */
+static void check_nothing_held(world *w, fx_answer *a, kvs_status why)
+{
+    wire_load_rep rep;
+    wire_load_result r;
+
+    cr_assert_eq(a->status, why, "%s", a->msg);
+    wire_get_load_rep(&a->in, &rep);
+    cr_assert_eq(rep.n, 2);
+    cr_assert_eq(rep.n_ok, 0);
+    for (int i = 0; i < 2; i++) {
+        wire_get_load_result(&a->in, &r);
+        cr_assert_eq(r.status, why, "block %d", i);
+        cr_assert_eq(r.flags, 0, "block %d", i);
+        cr_assert_eq(r.slot, WIRE_NONE32, "block %d", i);
+        cr_assert_eq(r.gen, 0, "block %d", i);
+    }
+    fx_done(a);
+    while (core_next_due(w->f.core) <= w->f.now_us)
+        fx_advance(&w->f, 1);
+    fx_take(&w->c, &w->g, 4, w->slots); /* every slot is to be had */
+    drop_slots(w, w->slots, 4);
+}
+
+/* Key 1 is on the device already, key 2 is not; the LOAD waits for a counter. */
+static uint64_t send_waiting_load(world *w, uint64_t deadline_us)
+{
+    fx_move m = {.ns = w->ns, .region = w->g.id, .n = 1, .first = 1};
+    wire_load_result r;
+
+    cr_assert_eq(fx_load(&w->c, &m, &r), KVS_OK);
+    drop_slots(w, &(wire_slot_ref){r.slot, r.gen}, 1);
+    m = (fx_move){.ns = w->ns,
+                  .region = w->g.id,
+                  .n = 2,
+                  .first = 1,
+                  .after_counter = 1,
+                  .after_value = 1,
+                  .signal_counter = 1,
+                  .signal_value = 1};
+    return fx_send_deadline(&w->c, WIRE_LOAD, deadline_us, fx_load_body(&m));
+}
+
+/* Symptom: the reply was E_CANCELLED, and blocks that lay on the device were held all the same. */
+Test(op_cache, a_load_that_was_given_up_holds_nothing_and_names_no_slot)
+{
+    world w;
+    fx_answer a;
+    uint64_t id, cancel;
+
+    start(&w, 0, 4);
+    cr_assert_eq(store_keys(&w, 1, 2, 0, NULL), KVS_OK);
+    drop_slots(&w, w.slots, 2);
+    id = send_waiting_load(&w, 1000000);
+    cancel = send_cancel(&w.c, id);
+    a = fx_wait(&w.c, id);
+    check_nothing_held(&w, &a, KVS_E_CANCELLED);
+    cr_assert_eq(cancel_outcome(&w.c, cancel), WIRE_CANCEL_STOPPED);
+    id = send_waiting_load(&w, 1000);
+    cancel = send_cancel(&w.c, id);
+    fx_advance(&w.f, 1001); /* both at once: the holds are given back once */
+    a = fx_wait(&w.c, id);
+    check_nothing_held(&w, &a, KVS_E_DEADLINE);
+    (void)cancel_outcome(&w.c, cancel);
+    id = send_waiting_load(&w, 1000);
+    fx_advance(&w.f, 1001);
+    a = fx_wait(&w.c, id);
+    check_nothing_held(&w, &a, KVS_E_DEADLINE);
+    stop(&w);
+}
+
+Test(op_cache, a_failed_block_of_a_load_names_no_slot_that_the_daemon_chose)
+{
+    world w;
+    wire_load_result r;
+    fx_move m;
+
+    start(&w, 0, 4);
+    cr_assert_eq(store_keys(&w, 1, 1, 0, NULL), KVS_OK);
+    fault_device_plan(w.f.dev, &(fault_plan){FAULT_COPY, FAULT_FAIL, 1, 1, KVS_E_DEVICE, 0});
+    m = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 1};
+    cr_assert_eq(fx_load(&w.c, &m, &r), KVS_E_PARTIAL);
+    cr_assert_eq(r.status, KVS_E_DEVICE);
+    cr_assert_eq(r.slot, WIRE_NONE32);
+    cr_assert_eq(r.gen, 0);
+    m.slots = w.slots;
+    cr_assert_eq(fx_load(&w.c, &m, &r), KVS_E_PARTIAL);
+    cr_assert_eq(r.status, KVS_E_NOT_FOUND);
+    cr_assert_eq(r.slot, w.slots[0].slot, "its own slot is named");
+    stop(&w);
+}
+
+/* Symptom: who slept on the counter was told later than who read the socket, or never, if it went away then. */
+Test(op_cache, a_job_that_will_never_run_is_signalled_before_its_deadline_is_answered)
+{
+    world w;
+    fx_move m;
+    fx_answer a;
+    uint64_t id[2];
+
+    start(&w, 0, 4);
+    cr_assert_eq(store_keys(&w, 1, 1, 0, NULL), KVS_OK);
+    m = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .slots = w.slots, .after_counter = 3, .after_value = 1};
+    m.signal_value = 4;
+    m.signal_counter = 1;
+    m.first = 1;
+    id[0] = fx_send_deadline(&w.c, WIRE_LOAD, 1000, fx_load_body(&m));
+    m.signal_counter = 2;
+    m.first = 2;
+    id[1] = fx_send_deadline(&w.c, WIRE_STORE, 1000, fx_store_body(&m));
+    fx_advance(&w.f, 1001); /* no completion has run */
+    for (uint32_t i = 0; i < 2; i++) {
+        cr_assert(fx_has_reply(&w.c, id[i]));
+        cr_assert_eq(fx_counter(&w.c, i), 4);
+        cr_assert_eq(fx_counter_error(&w.c, i), KVS_E_DEADLINE);
+        a = fx_wait(&w.c, id[i]);
+        cr_assert_eq(a.status, KVS_E_DEADLINE);
+        fx_done(&a);
+    }
+    stop(&w);
+}
+
+/* Symptom: the load was given up, its counter let the store behind it go, and old bytes got a good key. */
+Test(op_cache, a_store_behind_a_load_that_was_given_up_publishes_nothing)
+{
+    world w;
+    fx_move load, m;
+    fx_answer a;
+    uint64_t id[2];
+
+    start(&w, 0, 4);
+    cr_assert_eq(store_keys(&w, 1, 1, 0, NULL), KVS_OK);
+    load = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 1, .slots = w.slots, .after_counter = 1};
+    load.after_value = load.signal_value = load.signal_counter = 1;
+    m = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 5, .slots = w.slots, .after_value = 1};
+    m.after_counter = WIRE_COUNTER_DAEMON + 1;
+    id[0] = fx_send_deadline(&w.c, WIRE_LOAD, 1000, fx_load_body(&load));
+    id[1] = fx_send(&w.c, WIRE_STORE, fx_store_body(&m));
+    fx_advance(&w.f, 1001);
+    for (int i = 0; i < 2; i++) {
+        a = fx_wait(&w.c, id[i]);
+        cr_assert_eq(a.status, i == 0 ? KVS_E_DEADLINE : KVS_E_PARTIAL);
+        fx_done(&a);
+    }
+    cr_assert_eq(fx_lookup(&w.c, w.ns, 5, 1), 0);
+    stop(&w);
+}
+
+/* Symptom: a load that waited for a counter kept the daemon alive until its drain timed out, and was never answered. */
+Test(op_cache, draining_answers_what_has_not_begun_and_lets_a_running_copy_finish)
+{
+    world w;
+    uint64_t running, load, store, drop;
+    fx_answer a;
+    fx_body *b;
+    fx_move m;
+
+    start(&w, 0, 6);
+    cr_assert_eq(store_keys(&w, 1, 2, 0, NULL), KVS_OK);
+    drop_slots(&w, w.slots, 2);
+    fx_take(&w.c, &w.g, 2, w.slots);
+    load = send_waiting_load(&w, 0);
+    m = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 9, .slots = w.slots, .after_counter = 1};
+    m.after_value = 1;
+    store = fx_send(&w.c, WIRE_STORE, fx_store_body(&m));
+    b = fx_new();
+    wire_put_slot_drop_req(&b->out, &(wire_slot_drop_req){.region = w.g.id, .n = 1, .after_value = 1});
+    wire_put_slot_ref(&b->out, &w.slots[1]);
+    drop = fx_send(&w.c, WIRE_SLOT_DROP, b);
+    fault_device_plan(w.f.dev, &(fault_plan){FAULT_WAIT, FAULT_SWALLOW, 1, 1, KVS_OK, 0});
+    m = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 2, .slots = &w.slots[1]};
+    running = fx_send(&w.c, WIRE_LOAD, fx_load_body(&m));
+    fault_device_await_held(w.f.dev, 1);
+    core_drain(w.f.core);
+    a = fx_wait(&w.c, store);
+    cr_assert_eq(a.status, KVS_E_CANCELLED);
+    fx_done(&a);
+    cr_assert(!fx_has_reply(&w.c, running));
+    fault_device_release(w.f.dev);
+    a = fx_wait(&w.c, running);
+    cr_assert_eq(a.status, KVS_OK, "%s", a.msg);
+    fx_done(&a);
+    a = fx_wait(&w.c, load);
+    cr_assert_eq(a.status, KVS_E_CANCELLED);
+    fx_done(&a);
+    cr_assert_eq(fx_counter(&w.c, 0), 1);
+    cr_assert_eq(fx_counter_error(&w.c, 0), KVS_E_CANCELLED);
+    a = fx_wait(&w.c, drop);
+    cr_assert_eq(a.status, KVS_E_CANCELLED);
+    fx_done(&a);
+    cr_assert(core_is_idle(w.f.core));
     stop(&w);
 }
 

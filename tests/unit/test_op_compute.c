@@ -164,6 +164,12 @@ Test(op_compute, a_write_out_of_range_or_into_a_foreign_slot_starts_nothing)
     cr_assert_eq(fx_status(&w.c, WIRE_WRITE, write_body(&w, &x)), KVS_E_RANGE);
     x.plane = 0;
     cr_assert_eq(fx_status(&w.c, WIRE_WRITE, write_body(&w, &x)), KVS_OK);
+    x.kv_c_stride = 1;
+    cr_assert_eq(fx_status(&w.c, WIRE_WRITE, write_body(&w, &x)), KVS_E_INVALID);
+    x.n_tokens = 1;
+    cr_assert_eq(fx_status(&w.c, WIRE_WRITE, write_body(&w, &x)), KVS_OK, "one row has no stride");
+    x.n_tokens = 0;
+    cr_assert_eq(fx_status(&w.c, WIRE_WRITE, write_body(&w, &x)), KVS_E_LIMIT);
     stop(&w);
 }
 
@@ -172,7 +178,7 @@ typedef struct decode_case {
     int32_t len[SEQS], table[SEQS][WIDTH];
     float sm_scale;
     uint32_t parts;
-    uint64_t out, out_token;
+    uint64_t out, out_token, out_head;
     uint32_t after; /* counter plus one, of the first call */
 } decode_case;
 
@@ -204,7 +210,7 @@ static fx_body *decode_body(const world *w, const decode_case *x)
                                                           .q_pe_head = 128,
                                                           .out_offset = x->out + i * 8192,
                                                           .out_token = x->out_token,
-                                                          .out_head = 1024,
+                                                          .out_head = x->out_head,
                                                           .lse_offset = LSE + i * 64,
                                                           .lse_token = HEADS * 4,
                                                           .lse_head = 4});
@@ -219,7 +225,8 @@ static fx_body *decode_body(const world *w, const decode_case *x)
 
 static decode_case good_case(const world *w)
 {
-    decode_case x = {.n_calls = 2, .len = {6, 0}, .sm_scale = 0.5f, .out = OUT, .out_token = HEADS * 1024};
+    decode_case x = {
+        .n_calls = 2, .len = {6, 0}, .sm_scale = 0.5f, .out = OUT, .out_token = HEADS * 1024, .out_head = 1024};
 
     x.table[0][0] = (int32_t)w->slots[2].slot;
     x.table[0][1] = (int32_t)w->slots[0].slot;
@@ -278,22 +285,25 @@ typedef struct bad_decode {
     int32_t len, entry;
     uint32_t n_calls, parts;
     float sm_scale;
-    uint64_t out, out_token;
+    uint64_t out, out_token, out_head;
     kvs_status right;
 } bad_decode;
 
 static const bad_decode bad_decodes[] = {
-    {"length -1", -1, 0, 1, 0, 1, OUT, 2048, KVS_E_RANGE},
-    {"length above the table", WIDTH *FX_TOKENS + 1, 0, 1, 0, 1, OUT, 2048, KVS_E_RANGE},
-    {"entry -1", 5, -1, 1, 0, 1, OUT, 2048, KVS_E_RANGE},
-    {"entry past the region", 5, 6, 1, 0, 1, OUT, 2048, KVS_E_RANGE},
-    {"257 parts", 5, 0, 1, 257, 1, OUT, 2048, KVS_E_LIMIT},
-    {"scale of NaN", 5, 0, 1, 0, NAN, OUT, 2048, KVS_E_INVALID},
-    {"odd offset", 5, 0, 1, 0, 1, OUT + 1, 2048, KVS_E_INVALID},
-    {"output behind scratch", 5, 0, 1, 0, 1, SCRATCH - 1024, 2048, KVS_E_RANGE},
-    {"output that wraps", 5, 0, 1, 0, 1, OUT, UINT64_MAX - 1, KVS_E_RANGE},
-    {"a plane too many", 5, 0, 3, 0, 1, OUT, 2048, KVS_E_RANGE},
-    {"no calls", 5, 0, 0, 0, 1, OUT, 2048, KVS_E_LIMIT},
+    {"length -1", -1, 0, 1, 0, 1, OUT, 2048, 1024, KVS_E_RANGE},
+    {"length above the table", WIDTH *FX_TOKENS + 1, 0, 1, 0, 1, OUT, 2048, 1024, KVS_E_RANGE},
+    {"entry -1", 5, -1, 1, 0, 1, OUT, 2048, 1024, KVS_E_RANGE},
+    {"entry past the region", 5, 6, 1, 0, 1, OUT, 2048, 1024, KVS_E_RANGE},
+    {"257 parts", 5, 0, 1, 257, 1, OUT, 2048, 1024, KVS_E_LIMIT},
+    {"scale of NaN", 5, 0, 1, 0, NAN, OUT, 2048, 1024, KVS_E_INVALID},
+    {"odd offset", 5, 0, 1, 0, 1, OUT + 1, 2048, 1024, KVS_E_INVALID},
+    {"output behind scratch", 5, 0, 1, 0, 1, SCRATCH - 1024, 2048, 1024, KVS_E_RANGE},
+    {"output that wraps", 5, 0, 1, 0, 1, OUT, UINT64_MAX - 1, 1024, KVS_E_RANGE},
+    {"a plane too many", 5, 0, 3, 0, 1, OUT, 2048, 1024, KVS_E_RANGE},
+    {"no calls", 5, 0, 0, 0, 1, OUT, 2048, 1024, KVS_E_LIMIT},
+    {"heads in one place", 5, 0, 1, 0, 1, OUT, 2048, 0, KVS_E_INVALID},
+    {"heads over the next row", 5, 0, 2, 0, 1, OUT, 1024, 1024, KVS_E_INVALID},
+    {"rows in one place", 5, 0, 2, 0, 1, OUT, 0, 1024, KVS_E_INVALID},
 };
 
 Test(op_compute, a_decode_with_a_bad_argument_starts_nothing_and_signals_every_call)
@@ -312,6 +322,7 @@ Test(op_compute, a_decode_with_a_bad_argument_starts_nothing_and_signals_every_c
         x.sm_scale = b->sm_scale;
         x.out = b->out;
         x.out_token = b->out_token;
+        x.out_head = b->out_head;
         if (b->entry != 0)
             x.table[0][1] = b->entry;
         memset(w.c.counters, 0, WIRE_COUNTER_PAGE_BYTES);
@@ -401,5 +412,32 @@ Test(op_compute, a_store_behind_a_failed_write_publishes_nothing)
     cr_assert_eq(a.status, KVS_E_PARTIAL);
     fx_done(&a);
     cr_assert_eq(fx_lookup(&w.c, w.ns, 1, 1), 0);
+    stop(&w);
+}
+
+/* Symptom: a kernel that did not end was to be seen in no number, and the daemon called itself well. */
+Test(op_compute, a_kernel_that_does_not_end_shows_its_age)
+{
+    world w;
+    int64_t mapping[1];
+    write_case x = {.n_tokens = 1, .signal = 1, .mapping = mapping, .kv_c = KV_C, .kv_c_stride = 1024};
+    fx_client admin;
+    uint64_t id;
+    fx_answer a;
+
+    start(&w);
+    fx_admin_open(&admin, &w.f);
+    mapping[0] = w.slots[0].slot * FX_TOKENS;
+    cr_assert_eq(fx_number(&admin, WIRE_SECTION_SUMMARY, "decode.oldest_us"), 0);
+    fault_device_plan(w.f.dev, &(fault_plan){FAULT_WAIT, FAULT_SWALLOW, 1, 1, KVS_OK, 0});
+    id = fx_send(&w.c, WIRE_WRITE, write_body(&w, &x));
+    fault_device_await_held(w.f.dev, 1);
+    cr_assert_gt(fx_number(&admin, WIRE_SECTION_SUMMARY, "decode.oldest_us"), 0);
+    fault_device_release(w.f.dev);
+    a = fx_wait(&w.c, id);
+    cr_assert_eq(a.status, KVS_OK, "%s", a.msg);
+    fx_done(&a);
+    cr_assert_eq(fx_number(&admin, WIRE_SECTION_SUMMARY, "decode.oldest_us"), 0);
+    fx_gone(&admin);
     stop(&w);
 }

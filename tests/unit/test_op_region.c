@@ -180,6 +180,33 @@ Test(op_region, daemon_regions_are_bounded_over_all_clients)
     stop(&w);
 }
 
+/* Symptom: STATUS counted what was asked for, and the machine had less left than the limit said. */
+Test(op_region, a_region_counts_as_the_whole_pages_that_it_has)
+{
+    world w;
+    fx_region g;
+    fx_body *b;
+
+    fx_config(&w.f);
+    w.f.cfg.device_max_region_bytes = 20000;
+    fx_open(&w.f);
+    fx_client_open(&w.c, &w.f);
+    fx_admin_open(&w.admin, &w.f);
+    w.ns = fx_ns(&w.c, "m");
+    g = fx_scratch(&w.c, 10000);
+    cr_assert_eq(g.bytes, 12288);
+    cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "region_bytes"), 12288);
+    b = fx_new();
+    wire_put_region_create_req(
+        &b->out, &(wire_region_create_req){.ns = WIRE_NONE32, .kind = WIRE_REGION_SCRATCH, .bytes = 5000});
+    cr_assert_eq(fx_status(&w.c, WIRE_REGION_CREATE, b), KVS_E_LIMIT, "two pages are too many");
+    while (!core_is_idle(w.f.core))
+        fx_run(&w.f, 1);
+    cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "region_bytes"), 12288);
+    fx_unmap(&g);
+    stop(&w);
+}
+
 static fx_answer attach(fx_client *c, const wire_region_attach_req *q, const wire_region_entry *e, const int *fds,
                         uint32_t n_fds)
 {
@@ -331,6 +358,28 @@ Test(op_region, slots_are_taken_all_or_none_and_dropped_after_a_counter)
     cr_assert_eq(a.status, KVS_OK);
     fx_done(&a);
     fx_take(&w.c, &g, 4, slot);
+    fx_unmap(&g);
+    stop(&w);
+}
+
+Test(op_region, no_request_takes_more_slots_than_max_keys)
+{
+    world w;
+    fx_region g;
+    wire_slot_ref slot[100];
+    fx_body *b;
+
+    fx_config(&w.f);
+    w.f.cfg.max_body_bytes = 4096; /* 100 keys */
+    fx_open(&w.f);
+    fx_client_open(&w.c, &w.f);
+    fx_admin_open(&w.admin, &w.f);
+    w.ns = fx_ns(&w.c, "m");
+    g = fx_slots(&w.c, w.ns, 101);
+    b = fx_new();
+    wire_put_slot_take_req(&b->out, &(wire_slot_take_req){g.id, 101});
+    cr_assert_eq(fx_status(&w.c, WIRE_SLOT_TAKE, b), KVS_E_LIMIT);
+    fx_take(&w.c, &g, 100, slot);
     fx_unmap(&g);
     stop(&w);
 }

@@ -269,6 +269,8 @@ static const map_case cases[] = {
     {"no slot", 1, 0, 1, {0, 0, 0, 9216}, KVS_E_RANGE},
     {"too many slots", 1, REGION_MAX_SLOTS + 1, 1, {0, 0, 0, 9216}, KVS_E_RANGE},
     {"no descriptor", 1, 3, 0, {0, 0, 0, 9216}, KVS_E_INVALID},
+    {"descriptor that nobody names", 1, 3, 2, {0, 0, 0, 9216}, KVS_E_INVALID},
+    {"more descriptors than a frame has", 1, 3, 65, {64, 0, 0, 9216}, KVS_E_INVALID},
     {"descriptor that did not come", 1, 3, 1, {1, 0, 0, 9216}, KVS_E_RANGE},
     {"base off 16", 1, 3, 1, {0, 0, 8, 9216}, KVS_E_INVALID},
     {"stride off 16", 1, 3, 1, {0, 0, 0, 9217}, KVS_E_INVALID},

@@ -2,9 +2,12 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "daemon/core.h"
 
 /* Admission, replies, and the ops that move no blocks. */
 
@@ -17,11 +20,13 @@ Test(request, nothing_but_hello_is_answered_before_hello)
     fx_config(&f);
     fx_open(&f);
     fx_connect(&c, &f, false);
-    a = fx_call(&c, WIRE_PING, fx_new());
-    cr_assert_eq(a.status, KVS_E_STATE);
-    cr_assert(strstr(a.msg, "before HELLO"));
-    cr_assert(!peer_said_hello(c.peer));
-    fx_done(&a);
+    for (int i = 0; i < 3; i++) {
+        a = fx_call(&c, i == 0 ? WIRE_PING : i == 1 ? 999 : 0, fx_new());
+        cr_assert_eq(a.status, KVS_E_STATE);
+        cr_assert(strstr(a.msg, "before HELLO"));
+        cr_assert(!peer_said_hello(c.peer));
+        fx_done(&a);
+    }
     fx_gone(&c);
     fx_close(&f);
 }
@@ -46,9 +51,42 @@ Test(request, hello_grants_once_and_refuses_other_versions_and_long_names)
     fx_open(&f);
     fx_connect(&c, &f, false);
     cr_assert_eq(fx_status(&c, WIRE_HELLO, hello_body(2, 9, 0)), KVS_E_VERSION);
+    cr_assert_eq(fx_status(&c, WIRE_HELLO, hello_body(0, 1, 0)), KVS_E_INVALID);
+    cr_assert_eq(fx_status(&c, WIRE_HELLO, hello_body(2, 1, 0)), KVS_E_INVALID);
     cr_assert_eq(fx_status(&c, WIRE_HELLO, hello_body(1, 1, 65)), KVS_E_LIMIT);
     cr_assert_eq(fx_status(&c, WIRE_HELLO, hello_body(1, 3, 64)), KVS_OK);
     cr_assert_eq(fx_status(&c, WIRE_HELLO, hello_body(1, 1, 0)), KVS_E_STATE);
+    fx_gone(&c);
+    fx_close(&f);
+}
+
+/* Symptom: a client named itself with a newline, and the lists of an operator had a line too many. */
+Test(request, a_name_that_is_no_text_is_refused)
+{
+    static const char *const bad[] = {"a\nb",
+                                      "\x7f",
+                                      "\xc2\x9b"
+                                      "0m",
+                                      "\xc3",
+                                      "\xc0\xaf",
+                                      "\xed\xa0\x80",
+                                      "\xff"};
+    fx f;
+    fx_client c;
+    wire_hello_req q = {.version_min = 1, .version_max = 1};
+
+    fx_config(&f);
+    fx_open(&f);
+    fx_connect(&c, &f, false);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        fx_body *b = fx_new();
+
+        q.name_len = (uint32_t)strlen(bad[i]);
+        wire_put_hello_req(&b->out, &q);
+        wire_put_bytes(&b->out, bad[i], q.name_len);
+        wire_put_pad8(&b->out);
+        cr_assert_eq(fx_status(&c, WIRE_HELLO, b), KVS_E_INVALID, "case %d", (int)i);
+    }
     fx_gone(&c);
     fx_close(&f);
 }
@@ -474,6 +512,30 @@ Test(request, watchers_see_stores_and_resets_and_learn_what_they_lost)
     fx_gone(&c);
     fx_gone(&w);
     fx_close(&f);
+}
+
+/* PROTOCOL.md says which socket takes which operation. */
+Test(request, the_sockets_of_an_operation_are_those_of_the_page)
+{
+    FILE *f = fopen("proto/PROTOCOL.md", "r");
+    char line[512], name[32], socket[16];
+    unsigned op, n = 0;
+
+    cr_assert_not_null(f);
+    while (fgets(line, sizeof(line), f)) {
+        if (sscanf(line, "| %u | `%31[A-Z_]` | %*[^|]| %15[a-z-] |", &op, name, socket) != 3)
+            continue;
+        if (op == WIRE_EVENT) {
+            cr_assert_null(op_find(WIRE_EVENT));
+            continue;
+        }
+        cr_assert_not_null(op_find((uint16_t)op), "%s", name);
+        cr_assert_eq(op_find((uint16_t)op)->who, strcmp(socket, "client") == 0 ? OP_CLIENT : OP_ANY, "%s", name);
+        cr_assert(strcmp(socket, "client") == 0 || strcmp(socket, "both") == 0, "%s: %s", name, socket);
+        n++;
+    }
+    (void)fclose(f);
+    cr_assert_eq(n, WIRE_PING, "every operation once");
 }
 
 static fx_body *cancel_body(uint64_t target)

@@ -1,0 +1,478 @@
+#ifdef KVS_CUDA
+/* A queue of the cuda device: a stream, a ring of events for its marks, and what kernels need beside their operands.
+ *
+ * Marks are numbers; mark m has event m % MARKS.  At most MARKS are open: giving out another one waits for the oldest.
+ * A kernel call's small inputs (lengths, tables, slots) travel through one pinned buffer, so that a second call waits
+ * for the first one to end. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "kernels/cuda_device.h"
+#include "kernels/cuda_error.h"
+#include "kernels/kernels_cuda.h"
+#include "kernels/mla_check.h"
+
+enum {
+    MARKS = 64,
+    BATCH = 256,      /* copies of one driver call */
+    SPIN_NS = 300000, /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
+    EARLY_NS = 80000, /* a timer may come that much too late */
+    BYTES_A_NS = 55,  /* of a copy, at best: it is not worth looking before */
+    HEAD_BYTES = 64,  /* of the buffers for small inputs: the count of bad entries */
+};
+#define MAX_INPUT_BYTES     (UINT64_C(64) << 20)
+#define MAX_WORKSPACE_BYTES (UINT64_C(1) << 30)
+
+typedef struct cuda_queue {
+    device_queue base;
+    cudaStream_t stream;
+    cudaEvent_t events[MARKS];
+    uint64_t given, reached;
+    uint64_t not_before[MARKS]; /* when a mark's copies can be done, by the monotonic clock */
+    uint64_t busy_until;        /* the same of all that was queued */
+    bool no_batches;            /* the driver is too old for them */
+    void *dsts[BATCH];
+    const void *srcs[BATCH];
+    size_t sizes[BATCH];
+    uint8_t *input, *dev_input; /* pinned and device: HEAD_BYTES, then what the call brings */
+    uint64_t input_bytes;
+    void *workspace;
+    uint64_t workspace_bytes;
+    uint64_t kernel_mark; /* of the last kernel call; its results go where ret_bad points */
+    uint32_t *ret_bad;
+} cuda_queue;
+
+static cuda_device *device_of(const cuda_queue *q)
+{
+    return (cuda_device *)q->base.dev;
+}
+
+/* --- marks -------------------------------------------------------------------------------------------------- */
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Sleep while a copy cannot be done yet, spin when it is about to be, and leave the rest to the driver. */
+static cudaError_t event_wait(cudaEvent_t event, uint64_t not_before)
+{
+    cudaError_t e = cudaEventQuery(event);
+    uint64_t now = now_ns(), end;
+
+    if (e == cudaErrorNotReady && not_before > now + 2 * EARLY_NS) {
+        struct timespec t = {.tv_sec = 0, .tv_nsec = (long)(not_before - now - EARLY_NS)};
+
+        /* Estimates are of milliseconds; a second is a queue that is very full, and no reason to oversleep. */
+        if (not_before - now < 1000000000u)
+            (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+    }
+    for (end = now_ns() + SPIN_NS; e == cudaErrorNotReady && now_ns() < end;)
+        e = cudaEventQuery(event);
+    if (e != cudaErrorNotReady)
+        return e;
+    (void)cudaGetLastError();
+    return cudaEventSynchronize(event);
+}
+
+/* Whatever it is that goes wrong here: what was queued is in an unknown state. */
+static kvs_status queue_broke(cuda_queue *q, kvs_err *err, const char *call, cudaError_t e)
+{
+    (void)cuda_failed(device_of(q), err, call, e);
+    atomic_store_explicit(&device_of(q)->lost, true, memory_order_relaxed);
+    if (err != NULL)
+        err->status = KVS_E_DEVICE_LOST;
+    return KVS_E_DEVICE_LOST;
+}
+
+static kvs_status reach(cuda_queue *q, uint64_t mark, kvs_err *err)
+{
+    cudaError_t e;
+
+    if (mark > q->reached) {
+        e = event_wait(q->events[mark % MARKS], q->not_before[mark % MARKS]);
+        if (e != cudaSuccess)
+            return queue_broke(q, err, "cudaEventSynchronize", e);
+        q->reached = mark;
+    }
+    if (q->ret_bad != NULL && q->reached >= q->kernel_mark) {
+        memcpy(q->ret_bad, q->input, sizeof *q->ret_bad);
+        q->ret_bad = NULL;
+    }
+    return KVS_OK;
+}
+
+static kvs_status give_mark(cuda_queue *q, uint64_t *ret, kvs_err *err)
+{
+    uint64_t mark = q->given + 1;
+    kvs_status s = mark > MARKS ? reach(q, mark - MARKS, err) : KVS_OK;
+    cudaError_t e;
+
+    if (s != KVS_OK)
+        return s;
+    e = cudaEventRecord(q->events[mark % MARKS], q->stream);
+    if (e != cudaSuccess)
+        return queue_broke(q, err, "cudaEventRecord", e);
+    q->not_before[mark % MARKS] = q->busy_until;
+    *ret = q->given = mark;
+    return KVS_OK;
+}
+
+kvs_status cuda_queue_wait(device_queue *dq, uint64_t mark, kvs_err *err)
+{
+    cuda_queue *q = (cuda_queue *)dq;
+    kvs_status s = cuda_enter(device_of(q), err);
+
+    if (s == KVS_OK && mark > q->given)
+        s = kvs_fail(err, KVS_E_INVALID, "mark: %" PRIu64 " was not given out, the last was %" PRIu64, mark, q->given);
+    return s != KVS_OK ? s : reach(q, mark, err);
+}
+
+/* --- life --------------------------------------------------------------------------------------------------- */
+
+void cuda_queue_close(device_queue *dq)
+{
+    cuda_queue *q = (cuda_queue *)dq;
+
+    if (q == NULL)
+        return;
+    /* On a lost device all of these fail, which frees nothing and harms nothing. */
+    (void)cudaSetDevice(device_of(q)->ordinal);
+    if (q->stream != NULL) {
+        (void)cudaStreamSynchronize(q->stream);
+        (void)cudaStreamDestroy(q->stream);
+    }
+    for (int i = 0; i < MARKS; i++)
+        if (q->events[i] != NULL)
+            (void)cudaEventDestroy(q->events[i]);
+    (void)cudaFreeHost(q->input);
+    (void)cudaFree(q->dev_input);
+    (void)cudaFree(q->workspace);
+    (void)cudaGetLastError();
+    free(q);
+}
+
+kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs_err *err)
+{
+    cuda_device *d = (cuda_device *)base;
+    kvs_status s = cuda_enter(d, err);
+    cuda_queue *q;
+    cudaError_t e;
+
+    (void)dir;
+    if (s != KVS_OK)
+        return s;
+    q = calloc(1, sizeof *q);
+    if (q == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "queue_open: no memory for %zu bytes", sizeof *q);
+    q->base.dev = base;
+    e = cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking);
+    for (int i = 0; i < MARKS && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&q->events[i], cudaEventBlockingSync | cudaEventDisableTiming);
+    if (e != cudaSuccess) {
+        s = cuda_failed(d, err, "queue_open", e);
+        cuda_queue_close(&q->base);
+        return s;
+    }
+    *ret = &q->base;
+    return KVS_OK;
+}
+
+/* --- copies ------------------------------------------------------------------------------------------------- */
+
+static cudaError_t copy_one_by_one(cuda_queue *q, size_t n)
+{
+    cudaError_t e = cudaSuccess;
+
+    for (size_t i = 0; i < n && e == cudaSuccess; i++)
+        e = cudaMemcpyAsync(q->dsts[i], q->srcs[i], q->sizes[i], cudaMemcpyDefault, q->stream);
+    return e;
+}
+
+/* Sources are read in stream order: what an engine wrote before its counter must be seen, and "any order" would
+ * allow a device source to be read before that. */
+static cudaError_t copy_batch(cuda_queue *q, size_t n)
+{
+#if CUDART_VERSION >= 12080
+    struct cudaMemcpyAttributes attributes = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream};
+    size_t first = 0;
+    cudaError_t e;
+
+    if (q->no_batches || n < 2)
+        return copy_one_by_one(q, n);
+#if CUDART_VERSION >= 13000
+    e = cudaMemcpyBatchAsync(q->dsts, q->srcs, q->sizes, n, &attributes, &first, 1, q->stream);
+#else
+    {
+        size_t failed = 0;
+
+        e = cudaMemcpyBatchAsync(q->dsts, (void **)q->srcs, q->sizes, n, &attributes, &first, 1, &failed, q->stream);
+    }
+#endif
+    if (e != cudaErrorNotSupported && e != cudaErrorCallRequiresNewerDriver && e != cudaErrorSymbolNotFound)
+        return e;
+    (void)cudaGetLastError();
+    q->no_batches = true;
+#endif
+    return copy_one_by_one(q, n);
+}
+
+/* The next copies that have bytes; *at moves behind them. */
+static size_t fill_batch(cuda_queue *q, const device_copy *c, size_t n, size_t *at)
+{
+    size_t k = 0;
+
+    for (; *at < n && k < BATCH; (*at)++)
+        if (c[*at].bytes > 0) {
+            q->dsts[k] = c[*at].dst;
+            q->srcs[k] = c[*at].src;
+            q->sizes[k++] = c[*at].bytes;
+        }
+    return k;
+}
+
+kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err)
+{
+    cuda_queue *q = (cuda_queue *)dq;
+    kvs_status s = cuda_enter(device_of(q), err);
+    cudaError_t e = cudaSuccess, end;
+    uint64_t bytes = 0, now;
+
+    for (size_t at = 0; s == KVS_OK && e == cudaSuccess && at < n;) {
+        size_t k = fill_batch(q, c, n, &at);
+
+        if (k > 0)
+            e = copy_batch(q, k);
+    }
+    if (s == KVS_OK && e != cudaSuccess) {
+        s = cuda_failed(device_of(q), err, "cudaMemcpyBatchAsync", e);
+        /* Earlier copies may be on their way; the caller is promised that none is. */
+        end = cudaStreamSynchronize(q->stream);
+        if (end != cudaSuccess)
+            s = queue_broke(q, err, "cudaStreamSynchronize", end);
+    }
+    if (s != KVS_OK)
+        return s;
+    for (size_t i = 0; i < n; i++)
+        bytes += c[i].bytes;
+    now = now_ns();
+    q->busy_until = (q->busy_until > now ? q->busy_until : now) + bytes / BYTES_A_NS;
+    return give_mark(q, ret_mark, err);
+}
+
+/* --- kernels ------------------------------------------------------------------------------------------------ */
+
+static kvs_status want_input(cuda_queue *q, uint64_t bytes, kvs_err *err)
+{
+    cudaError_t e;
+
+    bytes += HEAD_BYTES;
+    if (bytes > MAX_INPUT_BYTES)
+        return kvs_fail(err, KVS_E_LIMIT, "tables and lengths: %" PRIu64 " bytes are more than %" PRIu64, bytes,
+                        MAX_INPUT_BYTES);
+    if (bytes <= q->input_bytes)
+        return KVS_OK;
+    bytes = bytes < 4096 ? 4096 : bytes + bytes / 2;
+    (void)cudaFreeHost(q->input);
+    (void)cudaFree(q->dev_input);
+    q->input = q->dev_input = NULL;
+    q->input_bytes = 0;
+    e = cudaHostAlloc((void **)&q->input, bytes, cudaHostAllocPortable);
+    if (e == cudaSuccess)
+        e = cudaMalloc((void **)&q->dev_input, bytes);
+    if (e != cudaSuccess)
+        return cuda_failed_bytes(device_of(q), err, "tables and lengths", bytes, e);
+    q->input_bytes = bytes;
+    return KVS_OK;
+}
+
+static kvs_status want_workspace(cuda_queue *q, uint64_t bytes, kvs_err *err)
+{
+    cudaError_t e;
+
+    if (bytes > MAX_WORKSPACE_BYTES)
+        return kvs_fail(err, KVS_E_LIMIT, "workspace: %" PRIu64 " bytes are more than %" PRIu64 "; ask for fewer parts",
+                        bytes, MAX_WORKSPACE_BYTES);
+    if (bytes <= q->workspace_bytes)
+        return KVS_OK;
+    (void)cudaFree(q->workspace);
+    q->workspace = NULL;
+    q->workspace_bytes = 0;
+    e = cudaMalloc(&q->workspace, bytes);
+    if (e != cudaSuccess)
+        return cuda_failed_bytes(device_of(q), err, "workspace", bytes, e);
+    q->workspace_bytes = bytes;
+    return KVS_OK;
+}
+
+/* The buffers are free again, and large enough. */
+static kvs_status kernel_begin(cuda_queue *q, uint64_t input_bytes, uint64_t workspace_bytes, kvs_err *err)
+{
+    kvs_status s = cuda_enter(device_of(q), err);
+
+    if (s == KVS_OK)
+        s = reach(q, q->kernel_mark, err);
+    if (s == KVS_OK)
+        s = want_input(q, input_bytes, err);
+    return s == KVS_OK ? want_workspace(q, workspace_bytes, err) : s;
+}
+
+static kvs_status send_input(cuda_queue *q, uint64_t bytes, kvs_err *err)
+{
+    cudaError_t e =
+        cudaMemcpyAsync(q->dev_input + HEAD_BYTES, q->input + HEAD_BYTES, bytes, cudaMemcpyHostToDevice, q->stream);
+
+    return e == cudaSuccess ? KVS_OK : cuda_failed(device_of(q), err, "cudaMemcpyAsync", e);
+}
+
+static kvs_status kernel_end(cuda_queue *q, uint32_t *ret_bad, uint64_t *ret_mark, kvs_err *err)
+{
+    cudaError_t e = cudaMemcpyAsync(q->input, q->dev_input, sizeof *ret_bad, cudaMemcpyDeviceToHost, q->stream);
+    kvs_status s = e == cudaSuccess ? give_mark(q, ret_mark, err) : queue_broke(q, err, "cudaMemcpyAsync", e);
+
+    if (s == KVS_OK) {
+        q->kernel_mark = *ret_mark;
+        q->ret_bad = ret_bad;
+    }
+    return s;
+}
+
+/* The launch was refused, or failed: `s` says which.  Its input may still be on its way. */
+static kvs_status kernel_failed(cuda_queue *q, kvs_status s, kvs_err *err)
+{
+    cudaError_t e;
+
+    if (s == KVS_E_DEVICE_LOST)
+        atomic_store_explicit(&device_of(q)->lost, true, memory_order_relaxed);
+    e = cudaStreamSynchronize(q->stream);
+    return e == cudaSuccess || s == KVS_E_DEVICE_LOST ? s : queue_broke(q, err, "cudaStreamSynchronize", e);
+}
+
+/* Slots into the pinned buffer.  Of tokens with one slot only the last keeps it: on a GPU they would be written at
+ * once.  Bad slots stay, to be counted.  `seen`: a table of 2^k > n slots for open addressing, all -1. */
+static void take_slots(int64_t *dst, const int64_t *src, uint32_t n, uint64_t n_slots, int64_t *seen, uint64_t mask)
+{
+    for (uint32_t t = n; t-- > 0;) {
+        uint64_t at = (uint64_t)src[t] * UINT64_C(0x9E3779B97F4A7C15) >> 20 & mask;
+
+        dst[t] = src[t];
+        if (src[t] < 0 || (uint64_t)src[t] >= n_slots)
+            continue;
+        while (seen[at] != -1 && seen[at] != src[t])
+            at = (at + 1) & mask;
+        if (seen[at] == src[t])
+            dst[t] = -1;
+        seen[at] = src[t];
+    }
+}
+
+static kvs_status stage_slots(cuda_queue *q, const kvs_mla_write_args *a, kvs_err *err)
+{
+    uint64_t size = 16;
+    int64_t *seen;
+
+    while (size < (uint64_t)a->n_tokens * 2)
+        size *= 2;
+    seen = malloc(size * sizeof *seen);
+    if (seen == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "slot_mapping: no memory for %" PRIu64 " slots", size);
+    memset(seen, 0xFF, size * sizeof *seen);
+    take_slots((int64_t *)(void *)(q->input + HEAD_BYTES), a->slot_mapping, a->n_tokens,
+               (uint64_t)a->view.n_blocks * a->view.tokens_per_block, seen, size - 1);
+    free(seen);
+    return KVS_OK;
+}
+
+kvs_status cuda_queue_mla_write(device_queue *dq, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
+                                kvs_err *err)
+{
+    cuda_queue *q = (cuda_queue *)dq;
+    uint64_t bytes = (uint64_t)a->n_tokens * sizeof(int64_t);
+    kvs_mla_write_args on_device = *a;
+    kvs_status s;
+
+    if (a->n_tokens > 0 && (a->slot_mapping == NULL || (uintptr_t)a->slot_mapping % sizeof *a->slot_mapping != 0))
+        return kvs_fail(err, KVS_E_INVALID, "slot_mapping: %p does not hold %" PRIu32 " slots",
+                        (const void *)a->slot_mapping, a->n_tokens);
+    s = kernel_begin(q, bytes, 0, err);
+    if (s == KVS_OK)
+        s = stage_slots(q, a, err);
+    if (s == KVS_OK)
+        s = send_input(q, bytes, err);
+    if (s != KVS_OK)
+        return s;
+    on_device.slot_mapping = (const int64_t *)(const void *)(q->dev_input + HEAD_BYTES);
+    s = kvs_mla_write_cuda(&on_device, (uint32_t *)(void *)q->dev_input, q->stream, err);
+    return s == KVS_OK ? kernel_end(q, ret_bad, ret_mark, err) : kernel_failed(q, s, err);
+}
+
+/* The shapes that parts are chosen from: not the table's width, which may be far more than the longest sequence. */
+static uint32_t choose_parts(const kvs_mla_decode_args *a)
+{
+    kvs_mla_decode_args shape = *a;
+    uint32_t tokens = a->view.tokens_per_block;
+    uint64_t longest = 0;
+
+    if (a->parts > 0 || a->fixed_split)
+        return kvs_mla_decode_cuda_parts(a);
+    for (uint32_t i = 0; i < a->n_seqs; i++)
+        if (a->seq_len[i] > 0 && (uint64_t)a->seq_len[i] <= (uint64_t)a->table_width * tokens &&
+            (uint64_t)a->seq_len[i] > longest)
+            longest = (uint64_t)a->seq_len[i];
+    shape.table_width = (uint32_t)((longest + tokens - 1) / tokens);
+    return kvs_mla_decode_cuda_parts(&shape);
+}
+
+/* Lengths, then the table without the gaps between its rows. */
+static void stage_tables(cuda_queue *q, const kvs_mla_decode_args *a, uint64_t table_at)
+{
+    memcpy(q->input + HEAD_BYTES, a->seq_len, a->n_seqs * sizeof *a->seq_len);
+    for (uint64_t i = 0; i < a->n_seqs && a->table_width > 0; i++)
+        memcpy(q->input + HEAD_BYTES + table_at + i * a->table_width * sizeof *a->block_table,
+               a->block_table + i * a->table_stride, a->table_width * sizeof *a->block_table);
+}
+
+kvs_status cuda_queue_mla_decode(device_queue *dq, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,
+                                 uint64_t *ret_mark, kvs_err *err)
+{
+    cuda_queue *q = (cuda_queue *)dq;
+    kvs_mla_decode_args on_device = *a;
+    kvs_mla_decode_result result;
+    uint64_t table_at, bytes;
+    kvs_status s = kvs_mla_decode_check(a, err);
+
+    if (s != KVS_OK)
+        return s;
+    on_device.parts = choose_parts(a);
+    table_at = ((uint64_t)a->n_seqs * sizeof *a->seq_len + 15) / 16 * 16;
+    if (a->n_seqs > 0 && a->table_width > MAX_INPUT_BYTES / a->n_seqs)
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "block_table: %" PRIu32 " x %" PRIu32 " entries are more than %" PRIu64 " bytes", a->n_seqs,
+                        a->table_width, MAX_INPUT_BYTES);
+    bytes = table_at + (uint64_t)a->n_seqs * a->table_width * sizeof *a->block_table;
+    s = kernel_begin(q, bytes, kvs_mla_decode_cuda_workspace(&on_device), err);
+    if (s != KVS_OK)
+        return s;
+    if (a->n_seqs > 0)
+        stage_tables(q, a, table_at);
+    s = send_input(q, bytes, err);
+    if (s != KVS_OK)
+        return s;
+    on_device.seq_len = (const int32_t *)(const void *)(q->dev_input + HEAD_BYTES);
+    on_device.block_table = (const int32_t *)(const void *)(q->dev_input + HEAD_BYTES + table_at);
+    on_device.table_stride = a->table_width;
+    s = kvs_mla_decode_cuda(&on_device, q->workspace, q->workspace_bytes, (uint32_t *)(void *)q->dev_input, &result,
+                            q->stream, err);
+    if (s != KVS_OK)
+        return kernel_failed(q, s, err);
+    *ret = result;
+    return kernel_end(q, &ret->bad, ret_mark, err);
+}
+#else
+typedef int kvs_no_cuda_queue; /* a translation unit holds a declaration */
+#endif

@@ -1,0 +1,340 @@
+#include "kernels/device_cuda.h"
+
+#ifndef KVS_CUDA
+
+static kvs_status not_built(kvs_err *err)
+{
+    return kvs_fail(err, KVS_E_UNSUPPORTED, "cuda device: this build has none (nvcc was not there when it was made)");
+}
+
+kvs_status device_cuda_count(uint32_t *ret, kvs_err *err)
+{
+    (void)ret;
+    return not_built(err);
+}
+
+kvs_status device_cuda_find(const uint8_t uuid[16], uint32_t *ret_ordinal, kvs_err *err)
+{
+    (void)uuid;
+    (void)ret_ordinal;
+    return not_built(err);
+}
+
+kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
+{
+    (void)ret;
+    (void)ordinal;
+    return not_built(err);
+}
+
+kvs_status device_cuda_get_info(device *d, device_cuda_info *ret, kvs_err *err)
+{
+    (void)d;
+    (void)ret;
+    return not_built(err);
+}
+
+#else
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kernels/cuda_device.h"
+#include "kernels/cuda_error.h"
+#include "kernels/kernels_cuda.h"
+
+enum { MAX_TOUCHERS = 8 };
+#define TOUCH_BYTES (UINT64_C(64) << 20) /* less is not worth a thread */
+
+kvs_status cuda_failed(cuda_device *d, kvs_err *err, const char *call, int error)
+{
+    kvs_status s = kvs_cuda_fail(err, call, error);
+
+    if (s == KVS_E_DEVICE_LOST)
+        atomic_store_explicit(&d->lost, true, memory_order_relaxed);
+    return s;
+}
+
+kvs_status cuda_failed_bytes(cuda_device *d, kvs_err *err, const char *call, uint64_t bytes, int error)
+{
+    kvs_status s = kvs_cuda_fail_bytes(err, call, bytes, error);
+
+    if (s == KVS_E_DEVICE_LOST)
+        atomic_store_explicit(&d->lost, true, memory_order_relaxed);
+    return s;
+}
+
+kvs_status cuda_enter(cuda_device *d, kvs_err *err)
+{
+    cudaError_t e;
+
+    if (atomic_load_explicit(&d->lost, memory_order_relaxed))
+        return kvs_fail(err, KVS_E_DEVICE_LOST, "cuda device %d was lost before", d->ordinal);
+    e = cudaSetDevice(d->ordinal);
+    return e == cudaSuccess ? KVS_OK : cuda_failed(d, err, "cudaSetDevice", e);
+}
+
+/* --- host memory -------------------------------------------------------------------------------------------- */
+
+typedef struct toucher {
+    device *host;
+    uint8_t *at;
+    uint64_t bytes;
+    kvs_status status;
+    kvs_err err;
+} toucher;
+
+static void *touch(void *arg)
+{
+    toucher *t = arg;
+
+    t->status = t->host->ops->host_register(t->host, t->at, t->bytes, &t->err);
+    return NULL;
+}
+
+/* Allocating pages is the slow part of pinning, and threads share it well. */
+static kvs_status touch_all(cuda_device *d, uint8_t *p, uint64_t bytes, kvs_err *err)
+{
+    toucher t[MAX_TOUCHERS] = {0};
+    pthread_t threads[MAX_TOUCHERS];
+    bool started[MAX_TOUCHERS] = {false};
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    uint64_t n = bytes / TOUCH_BYTES, share;
+    kvs_status s = KVS_OK;
+
+    n = n < 1 ? 1 : n > MAX_TOUCHERS ? MAX_TOUCHERS : n;
+    n = cpus > 0 && (uint64_t)cpus < n ? (uint64_t)cpus : n;
+    share = (bytes / n + TOUCH_BYTES - 1) / TOUCH_BYTES * TOUCH_BYTES;
+    for (uint64_t i = 0; i < n && i * share < bytes; i++) {
+        uint64_t left = bytes - i * share;
+
+        t[i] = (toucher){.host = d->host, .at = p + i * share, .bytes = n == 1 || left < share ? left : share};
+        started[i] = i > 0 && pthread_create(&threads[i], NULL, touch, &t[i]) == 0;
+        if (i > 0 && !started[i])
+            (void)touch(&t[i]);
+    }
+    (void)touch(&t[0]);
+    for (uint64_t i = 0; i < n; i++) {
+        if (started[i])
+            (void)pthread_join(threads[i], NULL);
+        if (s == KVS_OK && t[i].bytes > 0 && t[i].status != KVS_OK)
+            s = kvs_fail(err, t[i].status, "%s", t[i].err.msg);
+    }
+    return s;
+}
+
+static kvs_status cuda_host_register(device *base, void *p, uint64_t bytes, kvs_err *err)
+{
+    cuda_device *d = (cuda_device *)base;
+    kvs_status s = cuda_enter(d, err);
+    cudaError_t e;
+
+    if (s == KVS_OK && (p == NULL || bytes == 0 || bytes > INTPTR_MAX))
+        s = kvs_fail(err, KVS_E_INVALID, "host_register: %" PRIu64 " bytes at %p are no range", bytes, p);
+    if (s == KVS_OK)
+        s = touch_all(d, p, bytes, err);
+    if (s != KVS_OK)
+        return s;
+    e = cudaHostRegister(p, bytes, cudaHostRegisterPortable);
+    return e == cudaSuccess ? KVS_OK : cuda_failed_bytes(d, err, "cudaHostRegister", bytes, e);
+}
+
+static void cuda_host_unregister(device *base, void *p, uint64_t bytes)
+{
+    (void)bytes;
+    if (cuda_enter((cuda_device *)base, NULL) == KVS_OK && cudaHostUnregister(p) != cudaSuccess)
+        (void)cudaGetLastError();
+}
+
+/* --- the device --------------------------------------------------------------------------------------------- */
+
+static void cuda_close(device *base)
+{
+    cuda_device *d = (cuda_device *)base;
+
+    if (d == NULL)
+        return;
+    if (d->host != NULL)
+        d->host->ops->close(d->host);
+    free(d); /* the context is the process's: other devices of ours, or the caller's own code, may use it */
+}
+
+static const device_ops cuda_ops = {
+    .name = "cuda",
+    .close = cuda_close,
+    .host_register = cuda_host_register,
+    .host_unregister = cuda_host_unregister,
+    .mem_create = cuda_mem_create,
+    .mem_import = cuda_mem_import,
+    .mem_close = cuda_mem_close,
+    .mem_pieces = cuda_mem_pieces,
+    .mem_base = cuda_mem_base,
+    .mem_fd = cuda_mem_fd,
+    .queue_open = cuda_queue_open,
+    .queue_close = cuda_queue_close,
+    .copy = cuda_queue_copy,
+    .mla_write = cuda_queue_mla_write,
+    .mla_decode = cuda_queue_mla_decode,
+    .wait = cuda_queue_wait,
+};
+
+kvs_status device_cuda_count(uint32_t *ret, kvs_err *err)
+{
+    int n = 0, version = 0;
+    cudaError_t e = cudaGetDeviceCount(&n);
+
+    if (e != cudaSuccess && cudaDriverGetVersion(&version) == cudaSuccess && version == 0) {
+        (void)cudaGetLastError();
+        return kvs_fail(err, KVS_E_UNSUPPORTED, "cuda device: this machine has no CUDA driver");
+    }
+    if (e != cudaSuccess)
+        return kvs_cuda_fail(err, "cuda device: cudaGetDeviceCount", e);
+    if (n < 1)
+        return kvs_fail(err, KVS_E_UNSUPPORTED, "cuda device: the driver shows 0 GPUs");
+    *ret = (uint32_t)n;
+    return KVS_OK;
+}
+
+static kvs_status get_properties(uint32_t ordinal, struct cudaDeviceProp *ret, kvs_err *err)
+{
+    cudaError_t e = cudaGetDeviceProperties(ret, (int)ordinal);
+
+    return e == cudaSuccess ? KVS_OK : kvs_cuda_fail(err, "cuda device: cudaGetDeviceProperties", e);
+}
+
+kvs_status device_cuda_find(const uint8_t uuid[16], uint32_t *ret_ordinal, kvs_err *err)
+{
+    uint32_t n = 0;
+    kvs_status s = device_cuda_count(&n, err);
+
+    for (uint32_t i = 0; i < n && s == KVS_OK; i++) {
+        struct cudaDeviceProp p;
+
+        s = get_properties(i, &p, err);
+        if (s == KVS_OK && memcmp(p.uuid.bytes, uuid, 16) == 0) {
+            *ret_ordinal = i;
+            return KVS_OK;
+        }
+    }
+    return s != KVS_OK ? s
+                       : kvs_fail(err, KVS_E_NOT_FOUND,
+                                  "cuda device: none of %" PRIu32 " GPUs has the UUID that begins with "
+                                  "%02x%02x%02x%02x",
+                                  n, uuid[0], uuid[1], uuid[2], uuid[3]);
+}
+
+static kvs_status check_sharing(cuda_device *d, kvs_err *err)
+{
+    static const struct {
+        CUdevice_attribute attribute;
+        const char *what;
+    } needs[] = {
+        {CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, "virtual memory management"},
+        {CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, "memory handles as descriptors"},
+        {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, "unified addressing"},
+    };
+
+    for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++) {
+        int has = 0;
+        CUresult e = d->driver.cuDeviceGetAttribute(&has, needs[i].attribute, d->ordinal);
+
+        if (e != CUDA_SUCCESS)
+            return cuda_failed(d, err, "cuDeviceGetAttribute", (int)e);
+        if (!has)
+            return kvs_fail(err, KVS_E_UNSUPPORTED, "cuda device %d: no %s", d->ordinal, needs[i].what);
+    }
+    return KVS_OK;
+}
+
+static kvs_status find_granularity(cuda_device *d, kvs_err *err)
+{
+    CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = d->ordinal}};
+    size_t bytes = 0;
+    CUresult e = d->driver.cuMemGetAllocationGranularity(&bytes, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+
+    if (e != CUDA_SUCCESS)
+        return cuda_failed(d, err, "cuMemGetAllocationGranularity", (int)e);
+    d->granularity = bytes;
+    return KVS_OK;
+}
+
+kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
+{
+    cuda_device *d = NULL;
+    struct cudaDeviceProp prop;
+    uint32_t n = 0;
+    kvs_status s = device_cuda_count(&n, err);
+
+    if (s == KVS_OK && ordinal >= n)
+        s = kvs_fail(err, KVS_E_UNSUPPORTED, "cuda device: ordinal %" PRIu32 " is not below the %" PRIu32 " GPUs",
+                     ordinal, n);
+    if (s == KVS_OK)
+        s = get_properties(ordinal, &prop, err);
+    if (s != KVS_OK)
+        return s;
+    d = calloc(1, sizeof *d);
+    if (d == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "cuda device: no memory for %zu bytes", sizeof *d);
+    d->base.ops = &cuda_ops;
+    d->ordinal = (int)ordinal;
+    memcpy(d->uuid, prop.uuid.bytes, sizeof d->uuid);
+    s = device_cpu_open(&d->host, err);
+    if (s == KVS_OK)
+        s = cuda_enter(d, err);
+    if (s == KVS_OK)
+        s = cuda_driver_load(&d->driver, err);
+    if (s == KVS_OK)
+        s = check_sharing(d, err);
+    if (s == KVS_OK)
+        s = find_granularity(d, err);
+    if (s == KVS_OK)
+        s = kvs_kernels_init(err);
+    if (s != KVS_OK) {
+        cuda_close(&d->base);
+        return s;
+    }
+    *ret = &d->base;
+    return KVS_OK;
+}
+
+kvs_status device_cuda_get_info(device *base, device_cuda_info *ret, kvs_err *err)
+{
+    cuda_device *d = (cuda_device *)base;
+    device_cuda_info info = {.ordinal = (uint32_t)d->ordinal, .granularity = d->granularity, .numa_node = -1};
+    struct cudaDeviceProp prop;
+    size_t available = 0, total = 0;
+    int driver = 0;
+    kvs_status s = cuda_enter(d, err);
+    cudaError_t e;
+
+    if (s == KVS_OK)
+        s = get_properties(info.ordinal, &prop, err);
+    if (s != KVS_OK)
+        return s;
+    e = cudaMemGetInfo(&available, &total);
+    if (e == cudaSuccess)
+        e = cudaDriverGetVersion(&driver);
+    if (e != cudaSuccess)
+        return cuda_failed(d, err, "cudaMemGetInfo", e);
+    (void)snprintf(info.name, sizeof info.name, "%.63s", prop.name);
+    memcpy(info.uuid, d->uuid, sizeof info.uuid);
+    info.n_processors = (uint32_t)prop.multiProcessorCount;
+    info.capability = (uint32_t)(prop.major * 10 + prop.minor);
+    info.driver_version = (uint32_t)driver;
+    info.total_bytes = total;
+    info.free_bytes = available;
+    if (cudaDeviceGetAttribute(&info.numa_node, cudaDevAttrHostNumaId, d->ordinal) != cudaSuccess) {
+        (void)cudaGetLastError();
+        info.numa_node = -1;
+    }
+    *ret = info;
+    return KVS_OK;
+}
+
+#endif

@@ -176,6 +176,7 @@ static int64_t check_tenants(const metrics_snapshot *s)
         sum.hits += t->counts.hits;
         sum.misses += t->counts.misses;
         sum.stored += t->counts.stored;
+        sum.adopted += t->counts.adopted;
         sum.exists += t->counts.exists;
         sum.no_space += t->counts.no_space;
         sum.evicted += t->counts.evicted;
@@ -185,9 +186,9 @@ static int64_t check_tenants(const metrics_snapshot *s)
     return (int64_t)(apart(sum.n_ready, s->dir.n_ready) + apart(sum.leased_bytes, s->dir.leased_bytes) +
                      apart(sum.pinned_bytes, s->dir.pinned_bytes) + apart(sum.hits, s->dir.hits) +
                      apart(sum.misses, s->dir.misses) + apart(sum.stored, s->dir.stored) +
-                     apart(sum.exists, s->dir.exists) + apart(sum.no_space, s->dir.no_space) +
-                     apart(sum.evicted, s->dir.evicted) + apart(sum.dropped, s->dir.dropped) +
-                     apart(sum.rebound, s->dir.rebound));
+                     apart(sum.adopted, s->dir.adopted) + apart(sum.exists, s->dir.exists) +
+                     apart(sum.no_space, s->dir.no_space) + apart(sum.evicted, s->dir.evicted) +
+                     apart(sum.dropped, s->dir.dropped) + apart(sum.rebound, s->dir.rebound));
 }
 
 void metrics_check(metrics_snapshot *s)
@@ -205,7 +206,7 @@ void metrics_check(metrics_snapshot *s)
     s->error[METRICS_RULE_ARENA] =
         minus(b->unassigned + b->waste + b->free + b->writing + b->ready + b->draining + b->quarantined, b->arena);
     s->error[METRICS_RULE_LAYOUTS] = check_layouts(s);
-    s->error[METRICS_RULE_RESIDENT] = minus(d->stored, d->evicted + d->dropped + d->rebound + d->n_ready);
+    s->error[METRICS_RULE_RESIDENT] = minus(d->adopted + d->stored, d->evicted + d->dropped + d->rebound + d->n_ready);
     s->error[METRICS_RULE_LOOKUPS] = minus(m->lookup_keys, d->hits + d->misses);
     s->error[METRICS_RULE_TENANTS] = check_tenants(s);
     s->error[METRICS_RULE_REQUESTS] = minus(m->received, m->answered + m->in_flight);

@@ -90,7 +90,7 @@ void metrics_edge_init(metrics_edge *e);
 enum metrics_rule {                        /* every one of them must be 0 */
                     METRICS_RULE_ARENA,    /* bytes: sum of the states - arena */
                     METRICS_RULE_LAYOUTS,  /* bytes: of all layouts' slots - those of the pool's states */
-                    METRICS_RULE_RESIDENT, /* blocks: stored - removed - resident */
+                    METRICS_RULE_RESIDENT, /* blocks: adopted + stored - removed - resident */
                     METRICS_RULE_LOOKUPS,  /* keys: asked for - hits - misses */
                     METRICS_RULE_TENANTS,  /* blocks: every count summed over tenants - that of all */
                     METRICS_RULE_REQUESTS, /* received - answered - in flight */

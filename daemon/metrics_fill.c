@@ -57,6 +57,7 @@ static void put_namespace(metrics_tenant *t, const directory_ns *n)
     t->counts.hits += n->counts.hits;
     t->counts.misses += n->counts.misses;
     t->counts.stored += n->counts.stored;
+    t->counts.adopted += n->counts.adopted;
     t->counts.exists += n->counts.exists;
     t->counts.no_space += n->counts.no_space;
     t->counts.evicted += n->counts.evicted;
@@ -71,7 +72,8 @@ static void put_tenants(const core *c, metrics_snapshot *s)
     for (uint32_t i = 0; i < s->n_namespaces; i++) {
         const directory_ns *n = directory_namespace(c->dir, i);
 
-        put_namespace(row_of(s, n->tenant), n);
+        if (n)
+            put_namespace(row_of(s, n->tenant), n);
     }
 }
 

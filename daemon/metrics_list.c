@@ -169,6 +169,8 @@ static void walk_blocks(const walk *w, const metrics_snapshot *s)
     const directory_stats *d = &s->dir;
 
     gauge_of(w, "kvstride_resident_blocks", "Blocks that can be found.", whole(d->n_ready));
+    gauge_of(w, "kvstride_unverified_blocks", "Of these adopted and not loaded yet: their checksum is seen then.",
+             whole(d->unverified));
     gauge_of(w, "kvstride_evictable_blocks", "Of these not leased, pinned or being read.", whole(d->evictable));
     gauge_of(w, "kvstride_held_blocks", "Blocks that a load is reading.", whole(d->n_held));
     gauge_of(w, "kvstride_pinned_blocks", "Blocks that are pinned.", whole(d->n_pinned));
@@ -181,6 +183,8 @@ static void walk_blocks(const walk *w, const metrics_snapshot *s)
     gauge_of(w, "kvstride_namespaces", "Namespaces that were opened.", whole(s->n_namespaces));
     counter_of(w, "kvstride_lookup_keys_total", "Keys that LOOKUP asked for: hits and misses.",
                whole(s->counts.lookup_keys));
+    counter_of(w, "kvstride_blocks_not_adopted_total", "Blocks from before the restart that could not come back.",
+               whole(d->refused));
     counter_of(w, "kvstride_loads_no_copy_total", "Blocks of LOAD that were on the device already.",
                whole(s->counts.no_copy_loads));
     counter_of(w, "kvstride_blocks_lost_total", "Blocks dropped because they could not be read back as stored.",
@@ -203,6 +207,8 @@ static const tenant_row TENANT_ROWS[] = {
     {METRIC_COUNTER, "kvstride_lookup_hits_total", "Leading keys of LOOKUP lists that were there.", AT(counts.hits)},
     {METRIC_COUNTER, "kvstride_lookup_misses_total", "The other keys of LOOKUP lists.", AT(counts.misses)},
     {METRIC_COUNTER, "kvstride_blocks_stored_total", "Blocks that became visible.", AT(counts.stored)},
+    {METRIC_COUNTER, "kvstride_blocks_adopted_total", "Blocks that came back from before the restart.",
+     AT(counts.adopted)},
     {METRIC_COUNTER, "kvstride_blocks_exists_total", "Blocks of STORE that were there already; nothing was moved.",
      AT(counts.exists)},
     {METRIC_COUNTER, "kvstride_blocks_no_space_total", "Blocks of STORE for which there was no room.",

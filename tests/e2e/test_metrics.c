@@ -106,7 +106,8 @@ static prom scrape(void)
     cr_assert_eq(prom_get(&p, "kvstride_lookup_keys_total", NULL, NULL),
                  prom_get(&p, "kvstride_lookup_hits_total", NULL, NULL) +
                      prom_get(&p, "kvstride_lookup_misses_total", NULL, NULL));
-    cr_assert_eq(prom_get(&p, "kvstride_blocks_stored_total", NULL, NULL) -
+    cr_assert_eq(prom_get(&p, "kvstride_blocks_adopted_total", NULL, NULL) +
+                     prom_get(&p, "kvstride_blocks_stored_total", NULL, NULL) -
                      prom_get(&p, "kvstride_blocks_removed_total", NULL, NULL),
                  prom_get(&p, "kvstride_resident_blocks", NULL, NULL));
     cr_assert_eq(prom_get(&p, "kvstride_tenant_resident_blocks", NULL, NULL),
@@ -398,6 +399,38 @@ Test(metrics, are_readable_whatever_clients_call_themselves_and_their_models)
         kvs_close(e[i].c);
     prom_free(&before);
     prom_free(&p);
+}
+
+Test(metrics, add_up_over_a_restart_that_keeps_the_blocks)
+{
+    char config[256], kept[64] = "/dev/shm/kvs-metrics-XXXXXX", command[128];
+    engine e;
+    prom p;
+
+    cr_assert_eq(daemon_stop(&d, SIGTERM), 0);
+    cr_assert_not_null(mkdtemp(kept));
+    (void)snprintf(config, sizeof config, "{\"pool\": {\"max_bytes\": \"16MiB\", \"path\": \"%s\"}}", kept);
+    cr_assert(daemon_start(&d, config));
+    engine_open(&e, "before", "m");
+    OK(store_in(&e, e.region, e.slots, 0, 10));
+    kvs_close(e.c);
+    cr_assert_eq(daemon_stop(&d, SIGTERM), 0);
+    cr_assert(daemon_start(&d, config));
+    p = scrape();
+    expect(&p, "kvstride_blocks_adopted_total", "tenant=\"default\"", NULL, 10);
+    expect(&p, "kvstride_blocks_stored_total", NULL, NULL, 0);
+    expect(&p, "kvstride_unverified_blocks", NULL, NULL, 10);
+    prom_free(&p);
+    engine_open(&e, "after", "m");
+    OK(load_in(&e, e.region, e.slots, 0, 4));
+    OK(store_in(&e, e.region, e.slots, 20, 3));
+    p = scrape();
+    expect(&p, "kvstride_resident_blocks", NULL, NULL, 13);
+    expect(&p, "kvstride_unverified_blocks", NULL, NULL, 6);
+    prom_free(&p);
+    kvs_close(e.c);
+    (void)snprintf(command, sizeof command, "rm -r %s", kept);
+    cr_assert_eq(system(command), 0);
 }
 
 /* ---- bounds ---- */

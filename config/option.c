@@ -7,7 +7,7 @@
 #define ROW_SIZE(f, k, d, lo, hi, r, h)   {k, OPTION_SIZE, AT(f), d, lo, hi, NULL, "bytes", NULL, r, h},
 #define ROW_INT(f, k, d, lo, hi, u, r, h) {k, OPTION_INT, AT(f), d, lo, hi, NULL, u, NULL, r, h},
 #define ROW_BOOL(f, k, d, r, h)           {k, OPTION_BOOL, AT(f), d, 0, 1, NULL, "", NULL, r, h},
-#define ROW_PATH(f, k, d, r, h)           {k, OPTION_PATH, AT(f), 0, 1, OPTION_PATH_MAX, d, "", NULL, r, h},
+#define ROW_PATH(f, k, d, r, h)           {k, OPTION_PATH, AT(f), 0, sizeof(d) > 1, OPTION_PATH_MAX, d, "", NULL, r, h},
 #define ROW_WORD(f, k, d, c, r, h)        {k, OPTION_WORD, AT(f), 0, 0, 0, d, "", c, r, h},
 #define ROW_MODE(f, k, d, r, h)           {k, OPTION_MODE, AT(f), d, 0, 0777, NULL, "", NULL, r, h},
 

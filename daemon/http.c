@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/beat.h"
 #include "daemon/listen.h"
 #include "daemon/log.h"
 #include "daemon/metrics_text.h"
@@ -160,14 +161,18 @@ static void say(answer *a, unsigned code, const char *text)
 static void answer_health(const http *h, answer *a)
 {
     uint64_t age = board_turn_age_us(h->board);
+    beat_age hung = beat_oldest(BEAT_RUNNING);
     char text[96];
 
-    if (age <= HTTP_ALIVE_US) {
+    if (age <= HTTP_ALIVE_US && hung.us <= HTTP_HUNG_US) {
         say(a, MHD_HTTP_OK, "ok\n");
         return;
     }
-    (void)snprintf(text, sizeof text, "the loop has not turned for %" PRIu64 ".%" PRIu64 " s\n", age / 1000000,
-                   age % 1000000 / 100000);
+    if (age <= HTTP_ALIVE_US)
+        (void)snprintf(text, sizeof text, "thread %s hangs for %" PRIu64 " s\n", hung.name, hung.us / 1000000);
+    else
+        (void)snprintf(text, sizeof text, "the loop has not turned for %" PRIu64 ".%" PRIu64 " s\n", age / 1000000,
+                       age % 1000000 / 100000);
     say(a, MHD_HTTP_SERVICE_UNAVAILABLE, text);
 }
 

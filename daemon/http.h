@@ -8,7 +8,7 @@
  * libmicrohttpd, one a socket, which the loop never waits for except in stop.
  * Owns its sockets and threads; borrows the board.
  *
- *   GET /metrics       Prometheus text 0.0.4        GET /healthz   200 while the loop turns, else 503
+ *   GET /metrics       Prometheus text 0.0.4        GET /healthz   200 while loop and workers turn, else 503
  *   GET /metrics.json  the same as JSON             GET /readyz    200 while requests are served, else 503 and why
  *   GET /              a page for people
  *
@@ -27,6 +27,7 @@ enum {
     HTTP_WHOLE_US = 30000000, /* however slowly the bytes go */
     HTTP_WAIT_US = 500000,    /* for the loop's numbers; then the latest ones are shown, with their age */
     HTTP_ALIVE_US = 5000000,  /* a loop that has not turned for so long is not alive */
+    HTTP_HUNG_US = 15000000,  /* nor is a daemon with a worker in its own code for so long; in a device's call it is */
 };
 
 typedef struct http http;

@@ -15,6 +15,8 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "daemon/accepted.h"
+#include "daemon/beat.h"
 #include "daemon/board.h"
 #include "daemon/conn.h"
 #include "daemon/http.h"
@@ -22,11 +24,12 @@
 #include "daemon/mailbox.h"
 #include "daemon/notify.h"
 #include "daemon/options.h"
+#include "daemon/report.h"
 #include "daemon/request.h"
 #include "daemon/server.h"
 #include "kernels/device.h"
 
-enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024, HEARTBEAT_MS = 2000 };
+enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024, NOTE_BYTES = 256, HEARTBEAT_MS = 2000 };
 
 enum app_state { STARTING, SERVING, DRAINING, CLOSING, STOPPED };
 
@@ -41,7 +44,13 @@ typedef struct app {
     uv_timer_t limit;        /* of DRAINING and CLOSING */
     uv_timer_t notify_again; /* while the service manager does not read */
     uv_timer_t heartbeat;    /* an idle loop turns too, so that one that does not turn is not taken for idle */
+    uv_timer_t watchdog;
+    uint64_t watchdog_us; /* what the service manager allows between two signs of life; 0: it does not ask */
     notify notify;
+    report report;
+    bool grows;            /* the arena has not its full size yet, or may have got another one to reach */
+    bool old_config;       /* the file was refused, and is not mended yet */
+    char note[NOTE_BYTES]; /* what is wrong with the file; "": nothing */
     bool has_signals;
     persist memory; /* the pool's */
     device *device;
@@ -87,6 +96,63 @@ static void retry_notify(app *a)
 {
     if (notify_retry(&a->notify))
         (void)uv_timer_start(&a->notify_again, on_notify_again, NOTIFY_RETRY_MS, NOTIFY_RETRY_MS);
+}
+
+/* ---- what the service manager is told ---- */
+/* True: a line is due, and in a->report. */
+static bool report_is_due(app *a)
+{
+    report_facts f = {.note = a->note};
+
+    (void)core_get_growth(a->core, &f.usable_bytes, &f.max_bytes);
+    f.health = core_health(a->core, &f.reasons);
+    return report_update(&a->report, &f, conn_now_us());
+}
+
+/* Looked at in each turn while the arena grows, and not again: a turn is too short for it. */
+static void tell_growth(app *a)
+{
+    uint64_t usable, max;
+
+    a->grows = core_get_growth(a->core, &usable, &max);
+    if (report_is_due(a))
+        notify_status(&a->notify, a->report.line);
+}
+
+static void tell_ready(app *a)
+{
+    a->grows = true;
+    (void)report_is_due(a);
+    notify_ready(&a->notify, a->report.line);
+    retry_notify(a);
+}
+
+/* The loop turns, or this would not run.  A thread of ours that hangs in our own code is as bad as a loop that stands:
+ * then the manager hears nothing, and ends it.  One inside a call of the device is not: see core_health. */
+static void on_watchdog(uv_timer_t *t)
+{
+    app *a = t->data;
+    beat_age hung = beat_oldest(BEAT_RUNNING);
+
+    if (hung.us > a->watchdog_us / 2)
+        log_event(LOG_LEVEL_ERROR, "thread_hung", " thread=%s for_ms=%llu msg=\"no more signs of life\"", hung.name,
+                  (unsigned long long)hung.us / 1000);
+    else
+        notify_alive(&a->notify);
+    if (a->state == SERVING && report_is_due(a))
+        notify_status(&a->notify, a->report.line);
+}
+
+static void start_watchdog(app *a)
+{
+    uint64_t every_ms;
+
+    (void)uv_timer_init(&a->loop, &a->watchdog);
+    a->watchdog.data = a;
+    a->watchdog_us = notify_watchdog_us();
+    every_ms = a->watchdog_us / 3000;
+    if (a->watchdog_us > 0)
+        (void)uv_timer_start(&a->watchdog, on_watchdog, 0, every_ms > 0 ? every_ms : 1);
 }
 
 /* Would another start with the same configuration end the same way? */
@@ -149,11 +215,20 @@ static void begin_drain(app *a, const char *why)
     (void)uv_timer_start(&a->limit, on_limit, (uint64_t)a->config.drain_timeout_ms, 0);
 }
 
+/* What has served, or would change nothing about whether it does, is what to fall back on. */
+static void keep_config(const app *a)
+{
+    kvs_err err = {0};
+
+    if (!a->old_config && accepted_save(&a->options, &a->config, &err) != KVS_OK)
+        log_failure("accepted_config_not_kept", &err);
+}
+
 static void become_ready(app *a)
 {
     a->state = SERVING;
-    notify_ready(&a->notify, "serving");
-    retry_notify(a);
+    tell_ready(a);
+    keep_config(a);
     log_event(LOG_LEVEL_INFO, "ready", " socket=%s admin=%s", a->config.socket_path, a->config.admin_path);
 }
 
@@ -177,6 +252,8 @@ static void on_turn(void *ud)
     }
     if (a->state == STARTING && core_is_ready(a->core))
         become_ready(a);
+    else if (a->state == SERVING && a->grows)
+        tell_growth(a);
     if (a->state == DRAINING && core_is_idle(a->core) && server_is_flushed(a->server)) {
         begin_close(a);
         (void)uv_timer_start(&a->limit, on_limit, CLOSE_LIMIT_MS, 0);
@@ -269,8 +346,13 @@ static void reload(app *a)
         options_reload(&a->config, fresh, changed, kept, KEY_LIST_BYTES, &err) != KVS_OK) {
         metrics_count(&a->edge.reloads, "refused", 1);
         log_failure("reload_refused", &err);
+        (void)snprintf(a->note, sizeof a->note, "reload refused: %.200s", err.msg);
     } else {
         metrics_count(&a->edge.reloads, "applied", 1);
+        a->note[0] = '\0';
+        a->old_config = false;
+        core_set_old_config(a->core, false);
+        keep_config(a);
         log_set_level(level_of(a->config.log_level));
         log_event(LOG_LEVEL_INFO, "reloaded", " file=%s changed=%s needs_restart=%s", a->options.config_path,
                   changed[0] != '\0' ? changed : "-", kept[0] != '\0' ? kept : "-");
@@ -292,8 +374,7 @@ static void on_reload_signal(uv_signal_t *h, int signum)
         notify_reloading(&a->notify);
     reload(a);
     if (a->state == SERVING) /* else it comes with the first memory */
-        notify_ready(&a->notify, "serving");
-    retry_notify(a);
+        tell_ready(a);
 }
 
 /* From exec on, a hang-up or a stop waits for the loop and kills nobody; threads made later leave both to it.
@@ -322,6 +403,7 @@ static void start_signals(app *a)
     (void)uv_timer_init(&a->loop, &a->notify_again);
     (void)uv_timer_init(&a->loop, &a->heartbeat);
     a->limit.data = a->notify_again.data = a->heartbeat.data = a;
+    start_watchdog(a);
     a->has_signals = true;
     hold_signals(SIG_UNBLOCK);
 }
@@ -423,6 +505,7 @@ static kvs_status start(app *a, kvs_err *err)
         s = core_create_on(&a->core, &a->config, a->device, mailbox_sink(a->mailbox), &a->memory, conn_now_us(), err);
     if (s == KVS_OK) {
         core_set_edge(a->core, &a->edge);
+        core_set_old_config(a->core, a->old_config);
         s = server_start(a->server, a->core, a->mailbox, err);
     }
     if (s == KVS_OK) {
@@ -438,11 +521,13 @@ static void close_handles(app *a)
     int rc;
 
     if (a->has_signals) {
+        hold_signals(SIG_BLOCK); /* with its handle closed, a late hang-up would be fatal again */
         for (size_t i = 0; i < sizeof a->signals / sizeof a->signals[0]; i++)
             uv_close((uv_handle_t *)&a->signals[i], NULL);
         uv_close((uv_handle_t *)&a->limit, NULL);
         uv_close((uv_handle_t *)&a->notify_again, NULL);
         uv_close((uv_handle_t *)&a->heartbeat, NULL);
+        uv_close((uv_handle_t *)&a->watchdog, NULL);
     }
     (void)uv_run(&a->loop, UV_RUN_DEFAULT);
     rc = uv_loop_close(&a->loop);
@@ -506,9 +591,15 @@ static int serve(app *a)
 
     log_open(LOG_LEVEL_INFO, logs_to_journal());
     metrics_edge_init(&a->edge);
-    if (options_config(&a->options, &a->config, &err) != KVS_OK) {
+    if (accepted_config(&a->options, &a->config, &a->old_config, &err) != KVS_OK) {
         log_failure("config_refused", &err);
         return EXIT_CODE_CONFIG;
+    }
+    if (a->old_config) {
+        log_failure("config_refused", &err);
+        log_event(LOG_LEVEL_ERROR, "old_config", " file=%s msg=\"the last accepted configuration is in use\"",
+                  a->options.accepted_path);
+        (void)snprintf(a->note, sizeof a->note, "%.200s", err.msg);
     }
     log_set_level(level_of(a->config.log_level));
     raise_fd_limit();

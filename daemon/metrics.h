@@ -122,7 +122,8 @@ typedef struct metrics_snapshot {
     uint64_t uptime_us;
     uint8_t boot_id[16];
     char device[16];
-    uint32_t health, reasons; /* enum wire_health, enum health_reason */
+    uint32_t health, reasons;        /* enum wire_health, enum health_reason */
+    uint64_t running_us, in_call_us; /* the longest that a worker has been in our code, or in a call */
     bool ready, draining, device_lost, growing, piece_failed;
     uint32_t n_pieces, n_namespaces, n_regions, n_clients, n_admins, n_requests;
     pool_bytes pool;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/beat.h"
 #include "daemon/log.h"
 
 static void put_layout(metrics_layout *row, const pool_layout_info *l)
@@ -96,6 +97,8 @@ void metrics_fill(const core *c, uint64_t now_us, metrics_snapshot *s)
     memcpy(s->boot_id, c->boot_id, sizeof(s->boot_id));
     (void)snprintf(s->device, sizeof(s->device), "%s", c->dev->ops->name);
     s->health = core_health(c, &s->reasons);
+    s->running_us = beat_oldest(BEAT_RUNNING).us;
+    s->in_call_us = beat_oldest(BEAT_IN_CALL).us;
     s->ready = core_is_ready(c) && !c->draining && c->lost == KVS_OK;
     s->draining = c->draining;
     s->device_lost = c->lost != KVS_OK;

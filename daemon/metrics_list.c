@@ -78,7 +78,7 @@ static const char *const HEALTH[] = {"ok", "starting", "degraded", "draining"};
 
 static void put_reasons(const walk *w, uint32_t reasons)
 {
-    static const char *const NAMES[] = {"no_piece", "piece_failed", "stuck", "device_lost", "drains"};
+    static const char *const NAMES[] = {"no_piece", "piece_failed", "stuck", "device_lost", "drains", "old_config"};
     enum { N = sizeof NAMES / sizeof NAMES[0] };
 
     gauge(w, "kvstride_health_reason", "1 for each reason why the health is not ok.");
@@ -108,6 +108,10 @@ static void walk_process(const walk *w, const metrics_snapshot *s)
              whole(s->ready));
     gauge(w, "kvstride_device_up", "0 once the device is lost.");
     put1(w, "device", w->device, whole(!s->device_lost));
+    gauge(w, "kvstride_thread_busy_seconds",
+          "Longest that a worker is at it: in our code, or in a call of the device.");
+    put1(w, "in", "code", micros(s->running_us));
+    put1(w, "in", "call", micros(s->in_call_us));
     gauge(w, "kvstride_conservation_error", "Sums that must agree, by rule: the difference, which must be 0.");
     for (uint32_t i = 0; i < METRICS_RULES; i++)
         put1(w, "rule", metrics_rule_name(i), (metric_value){.kind = METRIC_SIGNED, .i = s->error[i]});

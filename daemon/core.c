@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "daemon/beat.h"
 #include "daemon/log.h"
 
 /* ---- deadlines: a binary heap, the earliest first; due_at is the place in it plus one ---- */
@@ -363,6 +364,21 @@ bool core_is_ready(const core *c)
     return c->n_pieces > 0;
 }
 
+bool core_get_growth(const core *c, uint64_t *ret_usable, uint64_t *ret_max)
+{
+    pool_bytes b;
+
+    pool_get_bytes(c->pool, &b);
+    *ret_usable = b.arena;
+    *ret_max = b.max;
+    return b.arena < b.max && !c->grow_failed;
+}
+
+void core_set_old_config(core *c, bool old)
+{
+    c->old_config = old;
+}
+
 kvs_status core_start_failure(const core *c, kvs_err *err)
 {
     if (!c->grow_failed || c->n_pieces > 0)
@@ -443,12 +459,14 @@ uint32_t core_health(const core *c, uint32_t *ret_reasons)
     why |= c->grow_failed ? HEALTH_PIECE_FAILED : 0;
     if (load.oldest_us > CORE_STUCK_US || store.oldest_us > CORE_STUCK_US || decode.oldest_us > CORE_STUCK_US)
         why |= HEALTH_STUCK;
+    why |= beat_oldest(BEAT_IN_CALL).us > CORE_STUCK_US ? HEALTH_STUCK : 0; /* the pinner's, too */
     why |= c->lost != KVS_OK ? HEALTH_DEVICE_LOST : 0;
     why |= c->draining || c->paused ? HEALTH_DRAINS : 0;
+    why |= c->old_config ? HEALTH_OLD_CONFIG : 0;
     *ret_reasons = why;
     if (why & HEALTH_DRAINS)
         return WIRE_HEALTH_DRAINING;
-    if (why & (HEALTH_PIECE_FAILED | HEALTH_STUCK | HEALTH_DEVICE_LOST))
+    if (why & (HEALTH_PIECE_FAILED | HEALTH_STUCK | HEALTH_DEVICE_LOST | HEALTH_OLD_CONFIG))
         return WIRE_HEALTH_DEGRADED;
     return why ? WIRE_HEALTH_STARTING : WIRE_HEALTH_OK;
 }

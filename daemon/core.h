@@ -217,7 +217,7 @@ struct core {
     pinner *pinner;
     uint8_t boot_id[16];
     uint64_t seed, now_us, start_us;
-    bool draining, stopped, step_due;
+    bool draining, stopped, step_due, old_config;
     bool paused; /* drained by the operator */
     core_operator operator;
     uint64_t n_reloads, n_reloads_failed;
@@ -253,7 +253,6 @@ void core_task(core *c, pinner_task *t, bool urgent);
 kvs_status core_due_add(core *c, request *r);
 void core_due_remove(core *c, request *r);
 uint32_t core_max_keys(const core *c);
-uint32_t core_health(const core *c, uint32_t *ret_reasons);
 
 /* ---- op handlers, by file ---- */
 /* clang-format off */

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "daemon/beat.h"
 #include "daemon/worker.h"
 
 struct decoder {
@@ -19,11 +20,15 @@ static kvs_status run_call(decoder *d, decoder_call *c, kvs_err *err)
     uint64_t mark;
     kvs_status s;
 
+    beat_mark(BEAT_IN_CALL);
     if (c->is_write)
         s = ops->mla_write(d->queue, &c->args.write, &c->result.bad, &mark, err);
     else
         s = ops->mla_decode(d->queue, &c->args.decode, &c->result, &mark, err);
-    return s == KVS_OK ? ops->wait(d->queue, mark, err) : s;
+    if (s == KVS_OK)
+        s = ops->wait(d->queue, mark, err);
+    beat_mark(BEAT_RUNNING);
+    return s;
 }
 
 static void fail_from(decoder *d, decoder_job *j, uint32_t first, const kvs_err *err)

@@ -10,6 +10,7 @@
 #include <xxh_x86dispatch.h>
 #endif
 
+#include "daemon/beat.h"
 #include "daemon/worker.h"
 
 enum { BATCH_COPIES = 256, SHARED_BLOCKS = 2 };
@@ -141,8 +142,12 @@ static kvs_status copy_batch(run *r, kvs_err *err)
 
     if (r->n == 0)
         return KVS_OK;
+    beat_mark(BEAT_IN_CALL);
     s = ops->copy(r->m->queue, r->m->copies, r->n, &mark, err);
-    return s == KVS_OK ? ops->wait(r->m->queue, mark, err) : s;
+    if (s == KVS_OK)
+        s = ops->wait(r->m->queue, mark, err);
+    beat_mark(BEAT_RUNNING);
+    return s;
 }
 
 /* What the batch did for one of its items; whole: its last byte was in there.  The sum is taken over what the
@@ -150,7 +155,8 @@ static kvs_status copy_batch(run *r, kvs_err *err)
 static void settle_item(run *r, mover_item *it, bool whole, kvs_status s)
 {
     if (it->status != KVS_E_CANCELLED)
-        return; /* left out: corrupt, or failed before */
+        return;              /* left out: corrupt, or failed before */
+    beat_mark(BEAT_RUNNING); /* a batch of many long sums is no hang */
     if (s != KVS_OK) {
         it->status = KVS_E_DEVICE;
         return;

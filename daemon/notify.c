@@ -125,6 +125,21 @@ void notify_status(notify *n, const char *status)
     (void)notify_retry(n);
 }
 
+void notify_alive(notify *n)
+{
+    static const char TEXT[] = "WATCHDOG=1";
+
+    if (n->fd >= 0)
+        (void)send(n->fd, TEXT, sizeof TEXT - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+uint64_t notify_watchdog_us(void)
+{
+    uint64_t us = 0;
+
+    return sd_watchdog_enabled(0, &us) > 0 ? us : 0;
+}
+
 static bool is_memory(const char *name)
 {
     return strcmp(name, PERSIST_ARENA) == 0 || strcmp(name, PERSIST_TABLE) == 0;

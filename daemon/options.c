@@ -34,10 +34,11 @@ static const key_row *find_key(const char *key, size_t len)
 }
 
 /* ---- command line ---- */
-enum { OPT_CONFIG = 256, OPT_SOCKET, OPT_ADMIN, OPT_SET, OPT_ACTION };
+enum { OPT_CONFIG = 256, OPT_ACCEPTED, OPT_SOCKET, OPT_ADMIN, OPT_SET, OPT_ACTION };
 
 static const struct option LONG[] = {
     {"config", required_argument, NULL, OPT_CONFIG},
+    {"accepted", required_argument, NULL, OPT_ACCEPTED},
     {"socket", required_argument, NULL, OPT_SOCKET},
     {"admin-socket", required_argument, NULL, OPT_ADMIN},
     {"set", required_argument, NULL, OPT_SET},
@@ -59,6 +60,8 @@ void options_help(FILE *to)
                 "Configuration:\n"
                 "  --config FILE         JSON file; default " OPTIONS_DEFAULT_CONFIG "\n"
                 "                        where that exists, else built-in defaults\n"
+                "  --accepted FILE       keep the values in use in FILE; when the configuration is refused at\n"
+                "                        start, run with those instead of not at all, and be degraded\n"
                 "  --set KEY=VALUE       override one key, as in --set pool.max_bytes=64GiB; may be repeated,\n"
                 "                        the last one of a key wins\n"
                 "  --socket PATH         the same as --set socket.path=PATH\n"
@@ -110,6 +113,9 @@ static kvs_status take_option(options *o, int opt, const char *word, kvs_err *er
     case OPT_CONFIG:
         o->config_path = optarg;
         o->named = true;
+        return KVS_OK;
+    case OPT_ACCEPTED:
+        o->accepted_path = optarg;
         return KVS_OK;
     case OPT_SOCKET:
         return add_set(o, "socket.path", strlen("socket.path"), optarg, err);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/beat.h"
 #include "daemon/thread.h"
 
 enum {
@@ -339,6 +340,7 @@ static void pause_worker(worker *w)
         if (now - w->idle_since_us < SPIN_US)
             return;
     }
+    beat_mark(BEAT_PARKED);
     pthread_mutex_lock(&w->lock);
     if (!atomic_load_explicit(&w->mail, memory_order_relaxed)) {
         if (w->n_waiting == 0)
@@ -347,6 +349,7 @@ static void pause_worker(worker *w)
             thread_cond_wait_us(&w->wake, &w->lock, w->sleep_us);
     }
     pthread_mutex_unlock(&w->lock);
+    beat_mark(BEAT_RUNNING);
     w->sleep_us = w->sleep_us * 2 < LONGEST_SLEEP_US ? w->sleep_us * 2 : LONGEST_SLEEP_US;
 }
 
@@ -360,6 +363,7 @@ static void serve(worker *w)
         poll_waiting(w);
         j = next_job(w, &q);
         if (j != NULL) {
+            beat_mark(BEAT_RUNNING);
             serve_one(w, q, j);
             be_eager(w);
         } else if (closing) {
@@ -374,18 +378,24 @@ static void *worker_main(void *arg)
 {
     worker *w = arg;
     kvs_err err = {.status = KVS_OK};
-    kvs_status s = w->ops->start(w->ud, &err);
+    kvs_status s;
 
+    (void)beat_join(w->ops->name);
+    beat_mark(BEAT_IN_CALL); /* it opens a queue of the device */
+    s = w->ops->start(w->ud, &err);
+    beat_mark(BEAT_RUNNING);
     pthread_mutex_lock(&w->lock);
     w->start_status = s;
     w->start_err = err;
     w->started = true;
     pthread_cond_signal(&w->wake);
     pthread_mutex_unlock(&w->lock);
-    if (s != KVS_OK)
-        return NULL;
-    serve(w);
-    w->ops->stop(w->ud);
+    if (s == KVS_OK) {
+        serve(w);
+        beat_mark(BEAT_IN_CALL);
+        w->ops->stop(w->ud);
+    }
+    beat_leave();
     return NULL;
 }
 

@@ -10,6 +10,7 @@
 
 #include "config/json.h"
 #include "config/option.h"
+#include "config/tenants.h"
 #include "config/value.h"
 
 enum {
@@ -21,12 +22,9 @@ enum {
 void config_default(config *c)
 {
     memset(c, 0, sizeof *c);
-    for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++) {
-        if (o->def_text != NULL)
-            option_set_string(c, o, o->def_text);
-        else
-            option_set_number(c, o, o->def);
-    }
+    for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++)
+        option_set_default(c, o);
+    tenants_default(c);
 }
 
 /* ---- keys ---- */
@@ -136,6 +134,8 @@ static kvs_status set_section(config *c, const json_node *section, kvs_err *err)
     const char *name = json_key(section);
     kvs_status st;
 
+    if (strcmp(name, "tenants") == 0)
+        return tenants_set(c, section, err);
     if (!is_section(name))
         return unknown_key("", name, err);
     if (json_type_of(section) != JSON_OBJECT)
@@ -153,8 +153,7 @@ static kvs_status set_section(config *c, const json_node *section, kvs_err *err)
 
 /* ---- rules between keys ---- */
 
-/* Do two absolute paths spell the same name?  Repeated slashes do not count. */
-static bool same_path(const char *a, const char *b)
+bool config_same_path(const char *a, const char *b)
 {
     for (;;) {
         while (a[0] == '/' && a[1] == '/')
@@ -186,7 +185,7 @@ static kvs_status check_paths(const config *c, kvs_err *err)
 
     for (size_t i = 1; i < sizeof all / sizeof all[0]; i++)
         for (size_t k = 0; k < i; k++)
-            if (same_path(all[i].path, all[k].path))
+            if (config_same_path(all[i].path, all[k].path))
                 return kvs_fail(err, KVS_E_CONFIG, "%s: the same as %s, %s; they must differ", all[i].key, all[k].key,
                                 json_quote(shown, all[i].path));
     return KVS_OK;
@@ -210,6 +209,8 @@ kvs_status config_check(const config *c, kvs_err *err)
         st = kvs_fail(err, KVS_E_CONFIG, "pool.extent_bytes: %" PRId64 " bytes; must be 0 or at least 4096", extent);
     if (st == KVS_OK)
         st = check_paths(c, err);
+    if (st == KVS_OK)
+        st = tenants_check(c, err);
     return st;
 }
 

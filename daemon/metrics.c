@@ -162,14 +162,17 @@ static int64_t check_layouts(const metrics_snapshot *s)
     return (int64_t)off;
 }
 
-/* Errors are added up, so that no two can cancel each other out. */
+/* What they are charged for, and their counts.  Errors are added up, so that no two can cancel each other out. */
 static int64_t check_tenants(const metrics_snapshot *s)
 {
+    const pool_bytes *b = &s->pool;
     directory_stats sum = {0};
+    uint64_t used = 0;
 
     for (uint32_t i = 0; i < s->n_tenants; i++) {
         const metrics_tenant *t = &s->tenants[i];
 
+        used += t->used_bytes;
         sum.n_ready += t->ready_blocks;
         sum.leased_bytes += t->leased_bytes;
         sum.pinned_bytes += t->pinned_bytes;
@@ -183,7 +186,8 @@ static int64_t check_tenants(const metrics_snapshot *s)
         sum.dropped += t->counts.dropped;
         sum.rebound += t->counts.rebound;
     }
-    return (int64_t)(apart(sum.n_ready, s->dir.n_ready) + apart(sum.leased_bytes, s->dir.leased_bytes) +
+    return (int64_t)(apart(used, b->writing + b->ready + b->draining + b->quarantined) +
+                     apart(sum.n_ready, s->dir.n_ready) + apart(sum.leased_bytes, s->dir.leased_bytes) +
                      apart(sum.pinned_bytes, s->dir.pinned_bytes) + apart(sum.hits, s->dir.hits) +
                      apart(sum.misses, s->dir.misses) + apart(sum.stored, s->dir.stored) +
                      apart(sum.adopted, s->dir.adopted) + apart(sum.exists, s->dir.exists) +

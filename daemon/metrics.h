@@ -21,7 +21,7 @@
 #include "proto/wire.h"
 
 enum {
-    METRICS_OPS = 27,      /* by number; 0: what is no op */
+    METRICS_OPS = 29,      /* by number; 0: what is no op */
     METRICS_STATUSES = 24, /* by number */
     METRICS_BUCKETS = 25,  /* the i-th: at most 2^i us; from 1 us to 16.8 s */
     METRICS_NAMES = 16,    /* different names of one family of counts, with "other" */
@@ -92,7 +92,7 @@ enum metrics_rule {                        /* every one of them must be 0 */
                     METRICS_RULE_LAYOUTS,  /* bytes: of all layouts' slots - those of the pool's states */
                     METRICS_RULE_RESIDENT, /* blocks: adopted + stored - removed - resident */
                     METRICS_RULE_LOOKUPS,  /* keys: asked for - hits - misses */
-                    METRICS_RULE_TENANTS,  /* blocks: every count summed over tenants - that of all */
+                    METRICS_RULE_TENANTS,  /* every count, and the bytes charged, summed over tenants - that of all */
                     METRICS_RULE_REQUESTS, /* received - answered - in flight */
                     METRICS_RULE_REPLIES,  /* answered by op and status - answered */
                     METRICS_RULE_LATENCY,  /* timed - answered */
@@ -111,6 +111,8 @@ typedef struct metrics_tenant {
     uint32_t id;                   /* of the row that is "other": meaningless */
     char name[METRICS_NAME_BYTES]; /* UTF-8 or not: whoever prints it sees to that */
     uint64_t namespaces, ready_blocks, ready_bytes, leased_bytes, pinned_bytes;
+    uint64_t used_bytes, quota_bytes, floor_bytes; /* charged, whatever its state; quota: 0 = none */
+    uint64_t clients, for_others; /* for_others: evicted for another tenant's store, of those evicted */
     directory_counts counts;
 } metrics_tenant;
 

@@ -32,7 +32,7 @@ static void put_layouts(const core *c, metrics_snapshot *s)
 }
 
 /* The tenant's row, the one of "other" if there are too many. */
-static metrics_tenant *row_of(metrics_snapshot *s, uint32_t tenant)
+static metrics_tenant *row_of(const core *c, metrics_snapshot *s, uint32_t tenant)
 {
     metrics_tenant *row = s->tenants;
 
@@ -43,7 +43,8 @@ static metrics_tenant *row_of(metrics_snapshot *s, uint32_t tenant)
     if (s->n_tenants > METRICS_TENANTS)
         return s->tenants + METRICS_TENANTS;
     *row = (metrics_tenant){.id = tenant};
-    (void)snprintf(row->name, sizeof row->name, "%s", s->n_tenants < METRICS_TENANTS ? tenant_name(tenant) : "other");
+    (void)snprintf(row->name, sizeof row->name, "%s",
+                   s->n_tenants < METRICS_TENANTS ? tenant_name(c->config, tenant) : "other");
     s->n_tenants++;
     return row;
 }
@@ -66,15 +67,28 @@ static void put_namespace(metrics_tenant *t, const directory_ns *n)
     t->counts.rebound += n->counts.rebound;
 }
 
+static void put_account(const core *c, uint32_t tenant, metrics_tenant *t)
+{
+    directory_tenant d;
+
+    directory_get_tenant(c->dir, tenant, &d);
+    t->used_bytes += d.used_bytes;
+    t->for_others += d.for_others;
+    t->quota_bytes += (uint64_t)c->config->tenants[tenant].quota_bytes;
+    t->floor_bytes += (uint64_t)c->config->tenants[tenant].floor_bytes;
+    t->clients += c->tenants[tenant].n_clients;
+}
+
 static void put_tenants(const core *c, metrics_snapshot *s)
 {
     s->n_tenants = 0;
-    (void)row_of(s, TENANT_DEFAULT);
+    for (uint32_t i = 0; i < c->config->n_tenants; i++)
+        put_account(c, i, row_of(c, s, i));
     for (uint32_t i = 0; i < s->n_namespaces; i++) {
         const directory_ns *n = directory_namespace(c->dir, i);
 
         if (n)
-            put_namespace(row_of(s, n->tenant), n);
+            put_namespace(row_of(c, s, n->tenant), n);
     }
 }
 

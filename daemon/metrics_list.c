@@ -205,6 +205,11 @@ typedef struct tenant_row { /* a family of a number that every tenant has */
 static const tenant_row TENANT_ROWS[] = {
     {METRIC_GAUGE, "kvstride_tenant_resident_blocks", "Blocks that can be found, by tenant.", AT(ready_blocks)},
     {METRIC_GAUGE, "kvstride_tenant_resident_bytes", "The same in bytes.", AT(ready_bytes)},
+    {METRIC_GAUGE, "kvstride_tenant_used_bytes", "Bytes charged: blocks in any state until their slot is free again.",
+     AT(used_bytes)},
+    {METRIC_GAUGE, "kvstride_tenant_quota_bytes", "Most that may be charged; 0: no limit of its own.", AT(quota_bytes)},
+    {METRIC_GAUGE, "kvstride_tenant_floor_bytes", "Others' stores leave it this much.", AT(floor_bytes)},
+    {METRIC_GAUGE, "kvstride_tenant_clients", "Connections.", AT(clients)},
     {METRIC_GAUGE, "kvstride_tenant_leased_bytes", "Bytes of leased blocks.", AT(leased_bytes)},
     {METRIC_GAUGE, "kvstride_tenant_pinned_bytes", "Bytes of pinned blocks.", AT(pinned_bytes)},
     {METRIC_GAUGE, "kvstride_tenant_namespaces", "Namespaces that were opened.", AT(namespaces)},
@@ -215,6 +220,8 @@ static const tenant_row TENANT_ROWS[] = {
      AT(counts.adopted)},
     {METRIC_COUNTER, "kvstride_blocks_exists_total", "Blocks of STORE that were there already; nothing was moved.",
      AT(counts.exists)},
+    {METRIC_COUNTER, "kvstride_blocks_evicted_for_others_total",
+     "Blocks that went to make room for another tenant, of those evicted or rebound.", AT(for_others)},
     {METRIC_COUNTER, "kvstride_blocks_no_space_total", "Blocks of STORE for which there was no room.",
      AT(counts.no_space)},
 };

@@ -71,7 +71,10 @@ kvs_status op_status(request *r, wire_in *in, kvs_err *err)
     w = json_writer_create();
     if (!w)
         return kvs_fail(err, KVS_E_NO_MEMORY, "status: out of memory");
-    status_text(r->peer->core, &q, w);
+    if (r->peer->info.is_admin || r->peer->core->config->n_tenants == 1)
+        status_text(r->peer->core, &q, w);
+    else
+        tenant_summary_text(r->peer->core, r->peer->tenant, w);
     text = json_text(w, &len);
     s = text ? request_room(r, WIRE_status_rep_BYTES + (uint64_t)len, err)
              : kvs_fail(err, KVS_E_NO_MEMORY, "status: out of memory");

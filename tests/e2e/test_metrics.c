@@ -30,13 +30,13 @@ typedef struct engine {
     kvs_slot slots[SLOTS];
 } engine;
 
-static void engine_open(engine *e, const char *name, const char *model)
+static void engine_open_at(engine *e, const char *path, const char *name, const char *model)
 {
     static kvs_plane planes[LAYERS];
     kvs_options o = KVS_OPTIONS_INIT;
     kvs_namespace desc;
 
-    o.path = d.socket;
+    o.path = path;
     o.name = name;
     o.timeout_ms = 20000;
     OK(kvs_connect(&e->c, &o, &err));
@@ -44,6 +44,11 @@ static void engine_open(engine *e, const char *name, const char *model)
     OK(kvs_open(e->c, &desc, &e->ns, 0, &err));
     OK(kvs_region_create(e->ns, 0, SLOTS, &e->region, 0, &err));
     OK(kvs_slot_take(e->region, SLOTS, e->slots, 0, &err));
+}
+
+static void engine_open(engine *e, const char *name, const char *model)
+{
+    engine_open_at(e, d.socket, name, model);
 }
 
 /* Key i of a test. */
@@ -399,6 +404,42 @@ Test(metrics, are_readable_whatever_clients_call_themselves_and_their_models)
         kvs_close(e[i].c);
     prom_free(&before);
     prom_free(&p);
+}
+
+Test(metrics, are_kept_for_each_tenant_and_add_up_to_all)
+{
+    char config[512], blue[96];
+    engine mine, theirs;
+    prom p;
+
+    cr_assert_eq(daemon_stop(&d, SIGTERM), 0);
+    (void)snprintf(blue, sizeof blue, "%s/blue.sock", d.dir);
+    (void)snprintf(config, sizeof config,
+                   "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"tenants\": [{\"name\": \"blue\", \"path\": \"%s\", "
+                   "\"quota_bytes\": %d}]}",
+                   blue, 5 * BLOCK_BYTES);
+    cr_assert(daemon_start(&d, config));
+    engine_open(&mine, "default's", "m");
+    engine_open_at(&theirs, blue, "blue's", "m");
+    OK(store_in(&mine, mine.region, mine.slots, 0, 8));
+    for (uint32_t i = 0; i < 8; i++)
+        (void)store_in(&theirs, theirs.region, theirs.slots, i, 1);
+    cr_assert_eq(lookup(&mine, 0, 10), 8);
+    p = scrape();
+    expect(&p, "kvstride_tenant_resident_blocks", "tenant=\"default\"", NULL, 8);
+    expect(&p, "kvstride_tenant_resident_blocks", "tenant=\"blue\"", NULL, 5);
+    expect(&p, "kvstride_tenant_used_bytes", "tenant=\"blue\"", NULL, 5 * BLOCK_BYTES);
+    expect(&p, "kvstride_tenant_quota_bytes", "tenant=\"blue\"", NULL, 5 * BLOCK_BYTES);
+    expect(&p, "kvstride_tenant_quota_bytes", "tenant=\"default\"", NULL, 0);
+    expect(&p, "kvstride_tenant_clients", "tenant=\"blue\"", NULL, 1);
+    expect(&p, "kvstride_blocks_stored_total", "tenant=\"blue\"", NULL, 8);
+    expect(&p, "kvstride_blocks_removed_total", "tenant=\"blue\"", "cause=\"evicted\"", 3);
+    expect(&p, "kvstride_blocks_removed_total", "tenant=\"default\"", NULL, 0);
+    expect(&p, "kvstride_lookup_hits_total", "tenant=\"default\"", NULL, 8);
+    expect(&p, "kvstride_lookup_hits_total", "tenant=\"blue\"", NULL, 0);
+    prom_free(&p);
+    kvs_close(mine.c);
+    kvs_close(theirs.c);
 }
 
 Test(metrics, add_up_over_a_restart_that_keeps_the_blocks)

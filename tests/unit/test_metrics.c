@@ -263,8 +263,8 @@ Test(text, grows_with_tenants_and_layouts_up_to_a_limit)
     text = text_of(s);
     cr_assert(prom_parse(&p, text), "%s", p.why);
     expect_sample(&p, "kvstride_layout_slots", "layout=\"other\",state=\"ready\"", 0);
-    cr_assert_leq(p.n, 2500);
-    cr_assert_leq(p.bytes, 250000);
+    cr_assert_leq(p.n, 3000);
+    cr_assert_leq(p.bytes, 300000);
     prom_free(&p);
     free(text);
     free(s);

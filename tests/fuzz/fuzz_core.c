@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/metrics.h"
 #include "daemon/request.h"
 #include "proto/layout.h"
 #include "tests/support/sink.h"

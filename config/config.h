@@ -85,6 +85,11 @@ enum {
         "longest life of a lease; longer ones are cut to it")                                                          \
     INT(lease_max_percent, "lease.max_percent", 50, 0, 100, "% of the pool", true,                                     \
         "bytes that the leases of one tenant may hold")                                                                \
+    BOOL(metrics_enabled, "metrics.enabled", true, false, "serve metrics, health and a status page over HTTP")         \
+    PATH(metrics_path, "metrics.path", "/run/kvstrided/metrics.sock", false, "socket for them")                        \
+    MODE(metrics_mode, "metrics.mode", 0660, false, "file mode of that socket")                                        \
+    INT(metrics_port, "metrics.port", 0, 0, 65535, "", false,                                                          \
+        "TCP port for them on 127.0.0.1 and ::1 besides; 0 = none")                                                    \
     INT(drain_timeout_ms, "drain.timeout_ms", 10000, 0, 3600000, "ms", true,                                           \
         "on SIGTERM, how long copies in flight may take to finish")                                                    \
     WORD(log_level, "log.level", "info", "error|warn|info|debug", true, "least severe line that is logged")

@@ -341,6 +341,11 @@ void core_destroy(core *c)
     free(c);
 }
 
+void core_set_edge(core *c, const struct metrics_edge *e)
+{
+    c->edge = e;
+}
+
 /* A job that waits for a counter could wait for as long as its client likes: what has not begun is given up now. */
 void core_drain(core *c)
 {

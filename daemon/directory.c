@@ -308,9 +308,16 @@ uint32_t directory_lookup(directory *d, uint32_t ns, const uint8_t *keys, uint32
     }
     d->stats.hits += hits;
     d->stats.misses += n - hits;
+    d->ns[ns]->pub.counts.hits += hits;
+    d->ns[ns]->pub.counts.misses += n - hits;
     d->tenants[tenant_of(d, ns)].pub.hits += hits;
     d->tenants[tenant_of(d, ns)].pub.misses += n - hits;
     return hits;
+}
+
+enum wire_key_state directory_state(const directory *d, uint32_t ns, const uint8_t key[32])
+{
+    return (enum wire_key_state)key_state(d, directory_find(d, ns, key));
 }
 
 /* ---- use ---- */

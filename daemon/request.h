@@ -75,6 +75,10 @@ kvs_status core_lost(const core *c); /* E_DEVICE_LOST once the device is; the pr
 void core_stop(core *c);
 void core_destroy(core *c);
 
+/* Counts of main's, to be shown beside those of the core; borrowed. */
+struct metrics_edge;
+void core_set_edge(core *c, const struct metrics_edge *e);
+
 /* Run what is due (deadlines, leases, growth).  Returns when to call next, UINT64_MAX: only after other
  * events. */
 uint64_t core_tick(core *c, uint64_t now_us);

@@ -205,6 +205,9 @@ kvs_status config_check(const config *c, kvs_err *err)
                          err);
     if (st == KVS_OK)
         st = check_order("pool.extent_bytes", extent, "pool.max_bytes", c->pool_max_bytes, "bytes", err);
+    if (st == KVS_OK && c->pool_reserve_bytes != 0)
+        st =
+            check_order("pool.max_bytes", c->pool_max_bytes, "pool.reserve_bytes", c->pool_reserve_bytes, "bytes", err);
     if (st == KVS_OK && extent != 0 && extent < CONFIG_KIB(4))
         st = kvs_fail(err, KVS_E_CONFIG, "pool.extent_bytes: %" PRId64 " bytes; must be 0 or at least 4096", extent);
     if (st == KVS_OK)

@@ -42,8 +42,10 @@ enum {
     MODE(socket_mode, "socket.mode", 0660, false, "file mode of the engines' socket")                                  \
     PATH(admin_path, "admin.path", "/run/kvstrided/admin.sock", false,                                                 \
          "socket for kvstridectl and admin operations; its mode is always 0600")                                       \
-    SIZE(pool_max_bytes, "pool.max_bytes", CONFIG_GIB(1), CONFIG_KIB(4), CONFIG_GIB(4095), false,                      \
+    SIZE(pool_max_bytes, "pool.max_bytes", CONFIG_GIB(1), CONFIG_KIB(4), CONFIG_GIB(4095), true,                       \
          "host memory of the pool, in all; rounded down to whole extents")                                             \
+    SIZE(pool_reserve_bytes, "pool.reserve_bytes", 0, 0, CONFIG_GIB(4095), false,                                      \
+         "address space, up to which pool.max_bytes may grow by a reload; 0 = four times pool.max_bytes")              \
     SIZE(pool_extent_bytes, "pool.extent_bytes", 0, 0, CONFIG_GIB(1), false,                                           \
          "memory that belongs to one layout at a time; 0 = an eighth of the pool, 64MiB..256MiB")                      \
     INT(pool_max_slots, "pool.max_slots", 0, 0, 4294967294, "blocks", false,                                           \

@@ -242,6 +242,10 @@ struct core {
     core_piece growing, *pieces; /* registered */
     uint32_t n_pieces;
     bool is_growing, grow_failed;
+    pinner_task drop; /* of a piece above the pool's size */
+    core_piece dropping;
+    bool is_dropping, shrinks; /* shrinks: pieces may be left to drop */
+    bool resize_due;           /* the config has another size than the pool */
     kvs_err grow_err;
     core_event events[CORE_EVENT_BATCH];
     uint32_t n_events, n_watchers;

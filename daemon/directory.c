@@ -21,7 +21,7 @@ kvs_status directory_create(directory **ret, const directory_config *c, kvs_err 
     d->ud = c->ud;
     d->tenant_name = c->tenant_name;
     d->tenant_find = c->tenant_find;
-    d->emptying = POOL_NONE;
+    d->emptying = d->give_up = POOL_NONE;
     d->n_tenants = c->n_tenants > 0 ? c->n_tenants : 1;
     d->extents = calloc(pool_n_extents(c->pool), sizeof *d->extents);
     d->tenants = calloc(d->n_tenants, sizeof *d->tenants);

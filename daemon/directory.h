@@ -188,6 +188,9 @@ typedef struct directory_key_info {
 uint64_t directory_each_key(const directory *d, uint32_t ns, uint64_t cursor, uint32_t limit,
                             void (*f)(void *ud, const directory_key_info *k), void *ud);
 
+/* The pool has got another size: what is above it is closed now, and emptied by directory_step and as it is let go. */
+void directory_resized(directory *d);
+
 /* Work that may be spread: closing extents are emptied a few thousand slots at a time.  True: call again soon. */
 bool directory_step(directory *d);
 

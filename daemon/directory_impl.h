@@ -106,7 +106,10 @@ struct directory {
     uint64_t stamp;    /* of the latest use */
     uint32_t emptying; /* extent that directory_step empties, or POOL_NONE */
     uint32_t empty_at; /* next row of it */
-    pool_slot *chain;  /* [CHAIN_MAX], scratch of one admit */
+    uint32_t
+        give_up; /* after a change of the pool's size: the next extent that directory_step looks at, or POOL_NONE */
+    uint32_t give_at; /* next row of it */
+    pool_slot *chain; /* [CHAIN_MAX], scratch of one admit */
     uint64_t ns_memory;
     /* n_ready .. evictable and the event counters are kept here; the rest is filled in by directory_get_stats
      */

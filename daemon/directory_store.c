@@ -498,8 +498,45 @@ void directory_settle(directory *d, pool_slot s)
         directory_unhold(d, s);
 }
 
+void directory_resized(directory *d)
+{
+    uint32_t from = pool_n_allowed(d->pool);
+    bool closing;
+
+    for (uint32_t e = from; e < pool_n_extents(d->pool); e++)
+        if (pool_extent_layout(d->pool, e, NULL, NULL, &closing) != POOL_NONE && !closing)
+            directory_close_extent(d, e);
+    /* All that are closing: if the pool is larger again, those that were to be given up are wanted back empty. */
+    d->give_up = d->give_at = 0;
+}
+
+static bool is_closing_extent(const directory *d, uint32_t e)
+{
+    bool closing = false;
+
+    return pool_extent_layout(d->pool, e, NULL, NULL, &closing) != POOL_NONE && closing;
+}
+
+/* A few thousand rows of one extent that is closing.  What is busy goes when it no longer is. */
+static void give_up_some(directory *d)
+{
+    uint32_t n = pool_n_extents(d->pool), e = d->give_up;
+
+    while (e < n && (!is_closing_extent(d, e) || d->give_at >= pool_extent_used(d->pool, e))) {
+        e++;
+        d->give_at = 0;
+    }
+    d->give_up = e < n ? e : POOL_NONE;
+    if (e == n)
+        return;
+    directory_empty_rows(d, e, d->give_at, d->give_at + EMPTY_STEP);
+    d->give_at += EMPTY_STEP;
+}
+
 bool directory_step(directory *d)
 {
+    if (d->give_up != POOL_NONE)
+        give_up_some(d);
     if (d->emptying != POOL_NONE) {
         uint32_t e = d->emptying, from = d->empty_at;
         bool closing;
@@ -513,5 +550,6 @@ bool directory_step(directory *d)
             d->emptying = POOL_NONE; /* blocks that are busy now go when they no longer are */
     }
     d->over_quota = d->over_quota && directory_trim(d, EMPTY_STEP);
-    return key_table_step(&d->table, EMPTY_STEP) || d->emptying != POOL_NONE || d->over_quota;
+    return key_table_step(&d->table, EMPTY_STEP) || d->emptying != POOL_NONE || d->over_quota ||
+           d->give_up != POOL_NONE;
 }

@@ -396,6 +396,8 @@ static kvs_status reload_into(app *a, config *room, bool dry_run, json_writer *w
     room[1] = a->config;
     if (s == KVS_OK)
         s = options_reload(&room[1], &room[0], changed, kept, KEY_LIST_BYTES, err);
+    if (s == KVS_OK)
+        s = core_check_config(a->core, &room[1], err);
     if (s != KVS_OK)
         return s;
     if (w != NULL)

@@ -54,6 +54,8 @@ void core_set_operator(core *c, const core_operator *o);
 /* Of every reload, whoever asked for it: counted in STATUS. */
 void core_reloaded(core *c, kvs_status s, const kvs_err *err);
 
+/* May these values be taken over while the core lives?  E_CONFIG: the pool cannot have that size without a restart. */
+kvs_status core_check_config(const core *c, const config *next, kvs_err *err);
 /* The config has changed (a reload): take over what is kept elsewhere.  Its tenants are the same ones in the same order. */
 void core_configured(core *c);
 /* Everything is refused with E_STATE from now on, but CANCEL, HEALTH and STATUS.  Jobs that have not begun are answered

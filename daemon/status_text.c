@@ -29,6 +29,8 @@ static void put_pool(const core *c, json_writer *w)
     pool_get_bytes(c->pool, &b);
     json_begin_object(w, "pool");
     json_put_u64(w, "max_bytes", b.max);
+    json_put_u64(w, "reserved_bytes", pool_reserved(c->pool));
+    json_put_u64(w, "giving_up_bytes", b.giving_up);
     json_put_u64(w, "arena_bytes", b.arena);
     json_put_u64(w, "unassigned_bytes", b.unassigned);
     json_put_u64(w, "waste_bytes", b.waste);

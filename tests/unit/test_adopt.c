@@ -294,20 +294,28 @@ static void expect_cold(const char *why)
     fixture_check(&f);
 }
 
-Test(adopt, starts_cold_with_a_smaller_pool_and_gives_its_memory_back)
+Test(adopt, keeps_what_lies_within_a_smaller_pool_and_gives_the_rest_back)
 {
+    enum { KEPT = PER_EXTENT * (EXTENTS - 2) };
     pool_config c = config_of(EXTENTS - 2);
     struct stat st;
 
-    live(5);
+    live(PER_EXTENT * EXTENTS);
     for (uint32_t i = 0; i < EXTENTS * EXTENT; i += 4096)
         cr_assert_eq(pwrite(memory.arena_fd, "x", 1, i), 1);
     again_with(&c);
-    expect_cold("extents: found 4, wanted 2");
+    cr_assert(adoption()->adopted, "%s", adoption()->why);
+    cr_assert_eq(fixture_stats(&f).n_ready, KEPT);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, PER_EXTENT * EXTENTS), KEPT);
     cr_assert_eq(fstat(memory.arena_fd, &st), 0);
     cr_assert_leq((uint64_t)st.st_blocks * 512, (EXTENTS - 2) * EXTENT);
+    fixture_check(&f);
     again_with(&c);
-    cr_assert_eq(fixture_lookup(&f, f.ns, 1, 2), 2, "what it stored then comes back");
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, KEPT), KEPT);
+    c = config_of(EXTENTS);
+    again_with(&c);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, KEPT), KEPT, "and in one that is larger again");
+    cr_assert_eq(fixture_stats(&f).n_ready, KEPT, "what was given up does not come back");
     end();
 }
 

@@ -3,10 +3,12 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -415,6 +417,46 @@ Test(adopt, survives_any_one_wrong_byte_of_the_table)
             (void)fixture_store(&f, f.ns, 1, PER_EXTENT * 2, 0, 0);
     }
     end();
+}
+
+/* A write to a page that a full tmpfs cannot give would be SIGBUS: it must be an ordinary lack of space. */
+Test(adopt, lives_with_a_tmpfs_that_is_full)
+{
+    char dir[] = "/tmp/kvs-adopt-XXXXXX";
+    pool_config c = {.max_bytes = 4 << 20, .extent_bytes = 1 << 20, .memory = &memory};
+    uint32_t ns, stored = 0;
+    kvs_err err = {0};
+
+    cr_assert_not_null(mkdtemp(dir));
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("kvs", dir, "tmpfs", 0, "size=112k,mode=0700") != 0) {
+        (void)rmdir(dir);
+        cr_skip_test("needs root to mount a small tmpfs");
+    }
+    cr_assert_eq(persist_open(&memory, dir, -1, -1, &err), KVS_OK, "%s", err.msg);
+    fixture_init_with(&f, &c);
+    ns = fixture_open(&f, 1, "thin", 1);
+    for (uint32_t i = 0; i < 4000; i++)
+        stored += fixture_store(&f, ns, 1 + i, 1, 0, 0);
+    cr_assert_gt(stored, 3000, "others made room");
+    cr_assert_gt(fixture_stats(&f).n_ready, 100);
+    cr_assert_lt(fixture_stats(&f).n_ready, 1000);
+    for (uint32_t i = 0; i < 100 && err.status == KVS_OK; i++) {
+        char name[16];
+        kvs_plane planes[200];
+        uint8_t canon[16384];
+        kvs_namespace desc;
+        size_t len = 0;
+
+        (void)snprintf(name, sizeof name, "m%u", i);
+        cr_assert_eq(kvs_namespace_mla(name, "w", KVS_FORMAT_mla_bf16, 200, 1, planes, &desc, NULL), KVS_OK);
+        cr_assert_eq(kvs_namespace_encode(&desc, canon, sizeof canon, &len, NULL), KVS_OK);
+        (void)directory_open(f.dir, 1, canon, len, &ns, &err);
+    }
+    cr_assert_eq(err.status, KVS_E_NO_SPACE, "%s", err.msg);
+    end();
+    cr_assert_eq(umount(dir), 0);
+    cr_assert_eq(rmdir(dir), 0);
 }
 
 /* ---- the memories ---- */

@@ -83,7 +83,16 @@ static void decoder_stop(void *ud)
     d->dev->ops->queue_close(d->queue);
 }
 
-static const worker_ops ops = {"kvs-decode", decoder_start, decoder_run, decoder_stop};
+/* A whole job a turn: its calls are one message, and short. */
+static bool decoder_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
+{
+    (void)shared;
+    *ret_bytes = 0;
+    decoder_run(ud, j);
+    return true;
+}
+
+static const worker_ops ops = {"kvs-decode", decoder_start, decoder_turn, decoder_stop};
 
 kvs_status decoder_create(decoder **ret, device *dev, work_sink sink, kvs_err *err)
 {
@@ -115,6 +124,11 @@ void decoder_submit(decoder *d, decoder_job *j)
 void decoder_kick(decoder *d)
 {
     worker_kick(d->worker);
+}
+
+void decoder_share(decoder *d, uint32_t tenant, uint32_t share)
+{
+    worker_share(d->worker, tenant, share);
 }
 
 void decoder_destroy(decoder *d)

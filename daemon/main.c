@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "config/json.h"
 #include "daemon/accepted.h"
 #include "daemon/beat.h"
 #include "daemon/conn.h"
@@ -273,31 +274,103 @@ static void on_stop_signal(uv_signal_t *h, int signum)
     }
 }
 
-static void reload(app *a)
+/* One list of the answer to RELOAD: the keys that apply at once, or those that wait for a restart. */
+typedef struct change_list {
+    json_writer *w;
+    bool reloadable;
+} change_list;
+
+static void put_change(void *ud, const config_change *x)
+{
+    const change_list *l = ud;
+
+    if (x->reloadable != l->reloadable)
+        return;
+    json_begin_object(l->w, NULL);
+    json_put_string(l->w, "key", x->key);
+    json_put_string(l->w, "from", x->from);
+    json_put_string(l->w, "to", x->to);
+    json_end(l->w);
+}
+
+static void put_changes(const app *a, const config *fresh, bool dry_run, json_writer *w)
+{
+    change_list now = {w, true}, later = {w, false};
+
+    json_begin_object(w, NULL);
+    json_put_string(w, "file", a->options.config_path);
+    json_put_bool(w, "dry_run", dry_run);
+    json_begin_array(w, "applied");
+    (void)config_changed(&a->config, fresh, put_change, &now);
+    json_end(w);
+    json_begin_array(w, "needs_restart");
+    (void)config_changed(&a->config, fresh, put_change, &later);
+    json_end(w);
+    json_end(w);
+}
+
+static void apply_config(app *a, const config *next, const char *changed, const char *kept)
+{
+    a->config = *next;
+    a->old_config = false;
+    a->grows = true;
+    a->note[0] = '\0';
+    core_set_old_config(a->core, false);
+    keep_config(a);
+    log_set_level(level_of(a->config.log_level));
+    core_configured(a->core);
+    server_recheck(a->server);
+    log_event(LOG_LEVEL_INFO, "reloaded", " file=%s changed=%s needs_restart=%s", a->options.config_path,
+              changed[0] != '\0' ? changed : "-", kept[0] != '\0' ? kept : "-");
+}
+
+/* `room`: the configuration in the file, and what it makes of the live one. */
+static kvs_status reload_into(app *a, config *room, bool dry_run, json_writer *w, kvs_err *err)
 {
     char changed[KEY_LIST_BYTES], kept[KEY_LIST_BYTES];
-    config *fresh = malloc(sizeof *fresh);
-    kvs_err err = {KVS_E_NO_MEMORY, "out of memory"};
+    kvs_status s = options_config(&a->options, &room[0], err);
 
-    if (fresh == NULL || options_config(&a->options, fresh, &err) != KVS_OK ||
-        options_reload(&a->config, fresh, changed, kept, KEY_LIST_BYTES, &err) != KVS_OK) {
-        log_failure("reload_refused", &err);
-        (void)snprintf(a->note, sizeof a->note, "reload refused: %.200s", err.msg);
-    } else {
-        a->note[0] = '\0';
-        a->old_config = false;
-        core_set_old_config(a->core, false);
-        keep_config(a);
-        log_set_level(level_of(a->config.log_level));
-        log_event(LOG_LEVEL_INFO, "reloaded", " file=%s changed=%s needs_restart=%s", a->options.config_path,
-                  changed[0] != '\0' ? changed : "-", kept[0] != '\0' ? kept : "-");
+    room[1] = a->config;
+    if (s == KVS_OK)
+        s = options_reload(&room[1], &room[0], changed, kept, KEY_LIST_BYTES, err);
+    if (s != KVS_OK)
+        return s;
+    if (w != NULL)
+        put_changes(a, &room[0], dry_run, w);
+    if (!dry_run)
+        apply_config(a, &room[1], changed, kept);
+    return KVS_OK;
+}
+
+static kvs_status reload(void *ud, bool dry_run, json_writer *w, kvs_err *err)
+{
+    app *a = ud;
+    config *room = malloc(2 * sizeof *room);
+    kvs_status s;
+
+    if (a->options.config_path == NULL)
+        s = kvs_fail(err, KVS_E_STATE, "reload: there is no configuration file");
+    else if (room == NULL)
+        s = kvs_fail(err, KVS_E_NO_MEMORY, "reload: out of memory");
+    else
+        s = reload_into(a, room, dry_run, w, err);
+    free(room);
+    if (dry_run)
+        return s;
+    core_reloaded(a->core, s, err);
+    if (s != KVS_OK) {
+        log_failure("reload_refused", err);
+        (void)snprintf(a->note, sizeof a->note, "reload refused: %.200s", err->msg);
     }
-    free(fresh);
+    if (a->state == SERVING && report_is_due(a))
+        notify_status(&a->notify, a->report.line);
+    return s;
 }
 
 static void on_reload_signal(uv_signal_t *h, int signum)
 {
     app *a = h->data;
+    kvs_err err = {0};
 
     (void)signum;
     if (a->state >= DRAINING || a->options.config_path == NULL) {
@@ -306,7 +379,7 @@ static void on_reload_signal(uv_signal_t *h, int signum)
     }
     if (a->state == SERVING)
         notify_reloading(&a->notify);
-    reload(a);
+    (void)reload(a, false, NULL, &err);
     if (a->state == SERVING) /* else it comes with the first memory */
         tell_ready(a);
 }
@@ -408,13 +481,19 @@ static kvs_status open_memory(app *a, int arena, int table, kvs_err *err)
 
 static kvs_status open_server(app *a, kvs_err *err)
 {
+    const char *names[CONFIG_MAX_TENANTS + 1] = {"admin", "client"}; /* the rest: tenants 1 and up by their names */
+    int fds[CONFIG_MAX_TENANTS + 1];
     server_config c = {.loop = &a->loop, .config = &a->config, .on_turn = on_turn, .ud = a};
     unsigned strangers;
 
-    notify_sockets(&c.client_fd, &c.admin_fd, &strangers);
+    for (uint32_t t = 1; t < a->config.n_tenants; t++)
+        names[t + 1] = a->config.tenants[t].name;
+    notify_sockets(names, fds, a->config.n_tenants + 1, &strangers);
     if (strangers > 0)
-        log_event(LOG_LEVEL_WARN, "descriptors_closed", " n=%u msg=\"passed under other names than client, admin\"",
-                  strangers);
+        log_event(LOG_LEVEL_WARN, "descriptors_closed",
+                  " n=%u msg=\"passed under other names than admin, client and tenants\"", strangers);
+    c.admin_fd = fds[0];
+    c.tenant_fds = fds + 1;
     return server_create(&a->server, &c, err);
 }
 
@@ -438,8 +517,10 @@ static kvs_status start(app *a, kvs_err *err)
         core_set_old_config(a->core, a->old_config);
         s = server_start(a->server, a->core, a->mailbox, err);
     }
-    if (s == KVS_OK)
+    if (s == KVS_OK) {
+        core_set_operator(a->core, &(core_operator){reload, a});
         start_signals(a);
+    }
     return s;
 }
 

@@ -13,7 +13,7 @@
 #include "daemon/beat.h"
 #include "daemon/worker.h"
 
-enum { BATCH_COPIES = 256 };
+enum { BATCH_COPIES = 256, SHARED_BLOCKS = 2 };
 #define BATCH_BYTES (UINT64_C(16) << 20)
 
 struct mover {
@@ -26,19 +26,14 @@ struct mover {
     device_copy copies[BATCH_COPIES];
 };
 
-/* Where a job stands: the next byte to be queued is byte `offset` of plane `plane` of item `item`. */
-typedef struct place {
-    uint32_t item, plane;
-    uint64_t offset;
-} place;
-
 typedef struct run {
     mover *m;
     mover_job *j;
-    place at;
+    mover_place at;
     size_t n;        /* copies in this batch */
     size_t n_before; /* of these, before the item at hand */
     uint64_t bytes;  /* of this batch */
+    uint32_t most;   /* blocks that it may touch */
 } run;
 
 static uint32_t planes(const region_map *map)
@@ -78,7 +73,7 @@ static bool add_copy(run *r, uint8_t *host, uint8_t *dev, uint64_t bytes)
 
 static void next_item(run *r)
 {
-    r->at = (place){.item = r->at.item + 1};
+    r->at = (mover_place){.item = r->at.item + 1};
 }
 
 /* The rest of the item's pages, as far as they fit.  Returns true if all of them did. */
@@ -121,9 +116,11 @@ static bool verified(run *r, mover_item *it)
 /* Collect the next batch.  Items that failed in an earlier one are left out. */
 static void fill(run *r)
 {
+    uint32_t n_items = 0;
+
     r->n = 0;
     r->bytes = 0;
-    while (r->at.item < r->j->n_items && r->bytes < BATCH_BYTES) {
+    for (; r->at.item < r->j->n_items && r->bytes < BATCH_BYTES && n_items < r->most; n_items++) {
         mover_item *it = &r->j->items[r->at.item];
         bool fresh = r->at.plane == 0 && r->at.offset == 0;
 
@@ -174,7 +171,7 @@ static void settle_item(run *r, mover_item *it, bool whole, kvs_status s)
 }
 
 /* The batch that began at `from` is over. */
-static void settle(run *r, place from, kvs_status s)
+static void settle(run *r, mover_place from, kvs_status s)
 {
     for (uint32_t i = from.item; i < r->at.item; i++)
         settle_item(r, &r->j->items[i], true, s);
@@ -190,45 +187,51 @@ static void fail_all(mover *m, mover_job *j, const kvs_err *err)
     job_note(&j->job, KVS_E_DEVICE_LOST, err);
 }
 
-static void run_batches(run *r)
+/* One batch.  True: that was the last of the job. */
+static bool run_batch(run *r)
 {
     job *j = &r->j->job;
+    mover_place from = r->at;
+    kvs_err err = {.status = KVS_OK};
+    kvs_status s;
 
-    while (r->at.item < r->j->n_items) {
-        place from = r->at;
-        kvs_err err = {.status = KVS_OK};
-        kvs_status s;
-
-        if (atomic_load_explicit(&j->stop, memory_order_relaxed)) {
-            job_note(
-                j, kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, from.item, r->j->n_items),
-                &err);
-            return;
-        }
-        fill(r);
-        s = copy_batch(r, &err);
-        if (s == KVS_E_DEVICE_LOST) {
-            fail_all(r->m, r->j, &err);
-            return;
-        }
-        if (s != KVS_OK)
-            job_note(j, KVS_E_DEVICE, &err);
-        settle(r, from, s);
+    if (from.item >= r->j->n_items)
+        return true;
+    if (atomic_load_explicit(&j->stop, memory_order_relaxed)) {
+        job_note(j,
+                 kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, from.item, r->j->n_items),
+                 &err);
+        return true;
     }
+    fill(r);
+    s = copy_batch(r, &err);
+    if (s == KVS_E_DEVICE_LOST) {
+        fail_all(r->m, r->j, &err);
+        return true;
+    }
+    if (s != KVS_OK)
+        job_note(j, KVS_E_DEVICE, &err);
+    settle(r, from, s);
+    return r->at.item >= r->j->n_items;
 }
 
-static void mover_run(void *ud, job *j)
+static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
 {
     mover *m = ud;
-    run r = {.m = m, .j = (mover_job *)(void *)j};
+    mover_job *x = (mover_job *)(void *)j;
+    run r = {.m = m, .j = x, .at = x->at, .most = shared ? SHARED_BLOCKS : UINT32_MAX};
+    bool ended;
     kvs_err err;
 
     if (m->lost) {
         (void)kvs_fail(&err, KVS_E_DEVICE_LOST, "device %s was lost before", m->dev->ops->name);
-        fail_all(m, r.j, &err);
-        return;
+        fail_all(m, x, &err);
+        return true;
     }
-    run_batches(&r);
+    ended = run_batch(&r);
+    x->at = r.at;
+    *ret_bytes = r.bytes;
+    return ended;
 }
 
 static kvs_status mover_start(void *ud, kvs_err *err)
@@ -245,8 +248,8 @@ static void mover_stop(void *ud)
     m->dev->ops->queue_close(m->queue);
 }
 
-static const worker_ops load_ops = {"kvs-load", mover_start, mover_run, mover_stop};
-static const worker_ops store_ops = {"kvs-store", mover_start, mover_run, mover_stop};
+static const worker_ops load_ops = {"kvs-load", mover_start, mover_turn, mover_stop};
+static const worker_ops store_ops = {"kvs-store", mover_start, mover_turn, mover_stop};
 
 kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink, kvs_err *err)
 {
@@ -274,6 +277,7 @@ kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink
 
 void mover_submit(mover *m, mover_job *j)
 {
+    j->at = (mover_place){0};
     /* What no batch has reached is cancelled: true of a dropped job and of the rest of a stopped one. */
     for (uint32_t i = 0; i < j->n_items; i++) {
         j->items[i].status = KVS_E_CANCELLED;
@@ -286,6 +290,11 @@ void mover_submit(mover *m, mover_job *j)
 void mover_kick(mover *m)
 {
     worker_kick(m->worker);
+}
+
+void mover_share(mover *m, uint32_t tenant, uint32_t share)
+{
+    worker_share(m->worker, tenant, share);
 }
 
 void mover_destroy(mover *m)

@@ -174,17 +174,26 @@ void notify_memory(int *ret_arena, int *ret_table)
     free_names(names, n);
 }
 
-void notify_sockets(int *ret_client, int *ret_admin, unsigned *ret_strangers)
+static int *place_of(const char *name, const char *const *names, int *fds, unsigned n)
 {
-    char **names = NULL;
-    int n = sd_listen_fds_with_names(1, &names);
+    for (unsigned i = 0; i < n; i++)
+        if (strcmp(name, names[i]) == 0)
+            return &fds[i];
+    return NULL;
+}
 
-    *ret_client = *ret_admin = -1;
+void notify_sockets(const char *const *names, int *ret_fds, unsigned n, unsigned *ret_strangers)
+{
+    char **given = NULL;
+    int n_given = sd_listen_fds_with_names(1, &given);
+
+    for (unsigned i = 0; i < n; i++)
+        ret_fds[i] = -1;
     *ret_strangers = 0;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n_given; i++) {
         int fd = SD_LISTEN_FDS_START + i;
-        const char *name = names != NULL && names[i] != NULL ? names[i] : "";
-        int *place = strcmp(name, "client") == 0 ? ret_client : strcmp(name, "admin") == 0 ? ret_admin : NULL;
+        const char *name = given != NULL && given[i] != NULL ? given[i] : "";
+        int *place = place_of(name, names, ret_fds, n);
 
         if (is_memory(name))
             continue;
@@ -195,5 +204,5 @@ void notify_sockets(int *ret_client, int *ret_admin, unsigned *ret_strangers)
             ++*ret_strangers;
         }
     }
-    free_names(names, n);
+    free_names(given, n_given);
 }

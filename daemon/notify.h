@@ -47,9 +47,9 @@ void notify_store(notify *n, const char *name, int fd);
 /* True while something waits: call again in NOTIFY_RETRY_MS. */
 bool notify_retry(notify *n);
 
-/* The passed listening sockets named "client" and "admin" (FileDescriptorName=), or -1.  They are stream
+/* The passed listening sockets by name (FileDescriptorName=): ret_fds[i] is that of names[i], or -1.  They are stream
  * sockets that listen, close-on-exec; any other descriptor passed is closed and counted in *ret_strangers. */
-void notify_sockets(int *ret_client, int *ret_admin, unsigned *ret_strangers);
+void notify_sockets(const char *const *names, int *ret_fds, unsigned n, unsigned *ret_strangers);
 
 /* The regular files passed under the names that notify_store was given (two of daemon/persist.h), or -1; the caller's,
  * close-on-exec.  Call it before notify_sockets, which leaves those names alone. */

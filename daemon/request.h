@@ -43,6 +43,19 @@ kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink,
 /* The same in memory that may hold an earlier life's blocks; borrowed until core_destroy.  NULL: new memory. */
 kvs_status core_create_on(core **ret, const config *c, device *dev, work_sink sink, persist *memory, uint64_t now_us,
                           kvs_err *err);
+/* What RELOAD asks of the process that reads the configuration file.  dry_run: say what would change, change nothing.  The
+ * answer is a whole JSON object; w NULL: none is wanted.  On failure everything is as it was.  NULL: there is no file. */
+struct json_writer;
+typedef struct core_operator {
+    kvs_status (*reload)(void *ud, bool dry_run, struct json_writer *w, kvs_err *err);
+    void *ud;
+} core_operator;
+void core_set_operator(core *c, const core_operator *o);
+/* Of every reload, whoever asked for it: counted in STATUS. */
+void core_reloaded(core *c, kvs_status s, const kvs_err *err);
+
+/* The config has changed (a reload): take over what is kept elsewhere.  Its tenants are the same ones in the same order. */
+void core_configured(core *c);
 /* Everything is refused with E_STATE from now on, but CANCEL, HEALTH and STATUS.  Jobs that have not begun are answered
  * E_CANCELLED, those that run go on to their end. */
 void core_drain(core *c);
@@ -91,6 +104,7 @@ typedef struct peer_info {
     pid_t pid;     /* 0 if another PID namespace */
     bool is_admin; /* came in by the admin socket */
     uint32_t tenant;
+    const char *denied; /* why it may not come in: its HELLO is answered E_DENIED, and then it goes; NULL: it may */
 } peer_info;
 
 /* E_LIMIT: too many clients.  The peer answers nothing but HELLO until HELLO. */

@@ -302,7 +302,7 @@ kvs_status core_create_on(core **ret, const config *cfg, device *dev, work_sink 
         core_destroy(c);
         return s;
     }
-    limit_tenants(c);
+    core_configured(c); /* what came back may be above a quota that was lowered meanwhile */
     grow_next(c);
     *ret = c;
     return KVS_OK;

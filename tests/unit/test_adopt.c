@@ -177,6 +177,27 @@ Test(adopt, keeps_namespaces_and_layouts_apart_and_gives_empty_ones_numbers_to_o
     end();
 }
 
+Test(adopt, charges_each_tenant_for_what_came_back)
+{
+    directory_tenant one, two;
+
+    live(2);
+    cr_assert_eq(fixture_store(&f, fixture_open(&f, 2, "model", 2), 10, 3, 0, 0), 3);
+    again();
+    directory_get_tenant(f.dir, 1, &one);
+    directory_get_tenant(f.dir, 2, &two);
+    cr_assert_eq(one.used_bytes, 2 * FIXTURE_SLOT_BYTES);
+    cr_assert_eq(two.used_bytes, 3 * FIXTURE_SLOT_BYTES);
+    cr_assert_eq(two.n_namespaces, 1);
+    directory_limit_tenant(f.dir, 2, 2 * FIXTURE_SLOT_BYTES, 0);
+    while (directory_step(f.dir))
+        ;
+    directory_get_tenant(f.dir, 2, &two);
+    cr_assert_eq(two.used_bytes, 2 * FIXTURE_SLOT_BYTES, "a quota that was lowered meanwhile holds");
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, 2), 2);
+    end();
+}
+
 static bool only_tenant_1(void *ud, const char *name, uint32_t *ret)
 {
     (void)ud;

@@ -391,6 +391,7 @@ kvs_status core_create_on(core **ret, const config *cfg, device *dev, work_sink 
         return s;
     }
     limit_tenants(c);
+    c->step_due = pool_adopted(c->pool)->adopted; /* what came back may be above a quota that was lowered meanwhile */
     grow_next(c);
     *ret = c;
     return KVS_OK;

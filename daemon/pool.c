@@ -552,12 +552,18 @@ uint32_t row_check(const pool_row *r, pool_slot s)
     return (uint32_t)XXH3_64bits_withSeed(r, offsetof(pool_row, word), pair(s, r->ns));
 }
 
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "pool_row.word");
+
+static uint64_t word_of(enum pool_state state, uint32_t ns, uint32_t check)
+{
+    return (uint64_t)check << 32 | (uint64_t)ns << 16 | (uint64_t)state;
+}
+
 void row_set_state(pool *p, pool_slot s, enum pool_state to, uint32_t check)
 {
     pool_row *r = row_at(p, s);
-    pool_row next = {.state = (uint8_t)to, .ns = r->ns, .check = check};
 
-    table_store(&p->table, &r->word, next.word);
+    table_store(&p->table, &r->word, word_of(to, to == POOL_WRITING ? 0 : r->ns, check));
 }
 
 /* The one place where a slot changes its state. */
@@ -571,7 +577,7 @@ static void slot_become(pool *p, pool_slot s, enum pool_state to)
     l->n[r->state]--;
     x->n[to]++;
     l->n[to]++;
-    row_set_state(p, s, to, to == POOL_READY ? row_check(r, s) : r->check);
+    row_set_state(p, s, to, to == POOL_READY ? row_check(r, s) : 0);
 }
 
 static uint32_t slot_state(const pool *p, pool_slot s)
@@ -589,18 +595,14 @@ static void store_key(const pool *p, pool_row *r, const uint8_t key[32])
     }
 }
 
-/* A new life: writing, with nothing of the one before. */
+/* A new life: writing, with nothing of the one before but its key, which nobody reads. */
 static void row_begin(pool *p, pool_slot s)
 {
-    static const uint8_t none[32];
     pool_row *r = row_at(p, s);
-    const pool_row writing = {.state = POOL_WRITING};
 
     slot_become(p, s, POOL_WRITING);
-    store_key(p, r, none);
     table_store(&p->table, &r->checksum, 0);
     table_store(&p->table, &r->gen, pair(r->gen + 1, 0));
-    table_store(&p->table, &r->word, writing.word);
     table_store(&p->table, &r->parent, pair(POOL_NONE, 0));
 }
 
@@ -649,12 +651,11 @@ kvs_status pool_take(pool *p, uint32_t layout_id, pool_slot *ret)
 void pool_name(pool *p, pool_slot s, uint32_t ns, const uint8_t key[32], uint32_t depth)
 {
     pool_row *r = row_at(p, s);
-    const pool_row named = {.state = POOL_WRITING, .ns = (uint16_t)ns};
 
     assert(r->state == POOL_WRITING && ns < TABLE_MAX_NS);
     store_key(p, r, key);
     table_store(&p->table, &r->gen, pair(r->gen, depth));
-    table_store(&p->table, &r->word, named.word);
+    table_store(&p->table, &r->word, word_of(POOL_WRITING, ns, 0));
 }
 
 void pool_set_parent(pool *p, pool_slot s, pool_slot parent)

@@ -59,7 +59,7 @@ typedef struct pool_row {
             uint8_t state; /* enum pool_state */
             uint8_t reserved;
             uint16_t ns;    /* daemon/directory's number */
-            uint32_t check; /* of key, checksum, gen, depth, ns and the slot's number, once it was ready */
+            uint32_t check; /* of key, checksum, gen, depth, ns and the slot's number, while it is ready */
         };
         uint64_t word;
     };
@@ -136,8 +136,8 @@ uint32_t pool_n_layouts(const pool *p);
 void pool_layout_get(const pool *p, uint32_t layout, pool_layout_info *ret);
 
 /* ---- slots ---- */
-/* A free slot of the layout, binding an unassigned extent if need be; now POOL_WRITING, gen counted up, key and ns
- * zero.  E_NO_SPACE: nothing free; the caller evicts from this layout or closes an extent of another. */
+/* A free slot of the layout, binding an unassigned extent if need be; now POOL_WRITING, gen counted up, ns, depth
+ * and checksum zero, the key not yet told.  E_NO_SPACE: nothing free; the caller evicts from this layout or closes an extent of another. */
 kvs_status pool_take(pool *p, uint32_t layout, pool_slot *ret);
 /* What a slot in state writing will hold. */
 void pool_name(pool *p, pool_slot s, uint32_t ns, const uint8_t key[32], uint32_t depth);

@@ -91,7 +91,7 @@ static void scan_rows(pool *p, uint32_t e, uint32_t from, uint32_t to)
         if (keep_row(p, s, r))
             x->n[POOL_READY]++;
         else if (r->state != POOL_FREE)
-            row_set_state(p, s, POOL_FREE, r->check);
+            row_set_state(p, s, POOL_FREE, 0);
     }
 }
 

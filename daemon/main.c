@@ -619,6 +619,16 @@ static int serve(app *a)
     return run(a);
 }
 
+/* Under a service manager that does not try these codes again: how to go on. */
+static void log_hint(int code)
+{
+    if ((code == EXIT_CODE_CONFIG || code == EXIT_CODE_BUSY) && getenv("INVOCATION_ID") != NULL)
+        log_event(LOG_LEVEL_ERROR, "not_started_again",
+                  " exit=%d hint=\"mend it, then: systemctl start kvstrided; after start-limit-hit first: systemctl "
+                  "reset-failed kvstrided\"",
+                  code);
+}
+
 static int print_result(bool good)
 {
     if (fflush(stdout) == 0 && good)
@@ -644,6 +654,8 @@ static int check_or_print(app *a)
 
 static int act(app *a)
 {
+    int code;
+
     switch (a->options.action) {
     case OPTIONS_CHECK:
     case OPTIONS_PRINT_CONFIG:
@@ -663,7 +675,9 @@ static int act(app *a)
     case OPTIONS_RUN:
         break;
     }
-    return serve(a);
+    code = serve(a);
+    log_hint(code);
+    return code;
 }
 
 int main(int argc, char **argv)

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "config/json.h"
+#include "daemon/report.h"
 
 /* The JSON texts of STATUS.  Numbers are whole unless the key says otherwise; ratios are null at 0/0. */
 
@@ -151,10 +152,13 @@ void status_put_limits(const config *cfg, json_writer *w)
 void status_put_health(const core *c, json_writer *w)
 {
     static const char *const names[] = {"ok", "starting", "degraded", "draining"};
+    char why[REPORT_BYTES];
     uint32_t reasons = 0;
 
     json_put_string(w, "health", names[core_health(c, &reasons)]);
     json_put_u64(w, "health_reasons", reasons);
+    report_reasons(why, sizeof why, reasons);
+    json_put_string(w, "health_why", why);
 }
 
 static void put_summary(const core *c, json_writer *w)

@@ -375,6 +375,11 @@ static void put_changes(const app *a, const config *fresh, bool dry_run, json_wr
 static void apply_config(app *a, const config *next, const char *changed, const char *kept)
 {
     a->config = *next;
+    a->old_config = false;
+    a->grows = true;
+    a->note[0] = '\0';
+    core_set_old_config(a->core, false);
+    keep_config(a);
     log_set_level(level_of(a->config.log_level));
     core_configured(a->core);
     server_recheck(a->server);
@@ -425,6 +430,8 @@ static kvs_status reload(void *ud, bool dry_run, json_writer *w, kvs_err *err)
         log_failure("reload_refused", err);
         (void)snprintf(a->note, sizeof a->note, "reload refused: %.200s", err->msg);
     }
+    if (a->state == SERVING && report_is_due(a))
+        notify_status(&a->notify, a->report.line);
     return s;
 }
 

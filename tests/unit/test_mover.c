@@ -9,6 +9,7 @@
 #include <time.h>
 #include <xxhash.h>
 
+#include "daemon/beat.h"
 #include "tests/support/fault_device.h"
 #include "tests/support/sink.h"
 #include "tests/support/stub_device.h"
@@ -507,6 +508,10 @@ Test(mover, shows_a_swallowed_completion_and_other_movers_go_on)
     do
         mover_get_stats(m, &s);
     while (s.oldest_us < 3000); /* its age grows for as long as it hangs */
+    cr_assert_str_eq(beat_oldest(BEAT_IN_CALL).name, "kvs-store",
+                     "it hangs in the device, which is no reason to restart");
+    cr_assert_geq(beat_oldest(BEAT_IN_CALL).us, 3000);
+    cr_assert_lt(beat_oldest(BEAT_RUNNING).us, 3000, "no thread hangs in our own code");
     cr_assert_eq(s.queued, 1);
     cr_assert_eq(s.jobs, 0);
     mover_get_stats(other, &s);

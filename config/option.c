@@ -78,11 +78,6 @@ void option_set_default(void *base, const option *o)
         option_set_number(base, o, o->def);
 }
 
-bool option_may_be_none(const option *o)
-{
-    return o->kind == OPTION_PATH && o->def_text[0] == '\0' && o >= OPTIONS && o < OPTIONS + N_OPTIONS;
-}
-
 bool option_equal(const void *a, const void *b, const option *o)
 {
     const char *x = (const char *)a + o->offset, *y = (const char *)b + o->offset;

@@ -288,7 +288,7 @@ Test(region, plane_maps_out_of_range_are_refused_with_the_map_named, .init = set
         wire_plane_map maps[3] = {c->map, c->map, c->map};
         kvs_err err = {0};
 
-        cr_assert_eq(region_maps_check(&ns, c->n_slots, maps, c->n_maps, c->n_fds, &err), c->right, "%s: %s", c->what,
+        cr_assert_eq(region_maps_check(&ns, c->n_slots, maps, c->n_maps, c->n_fds, false, &err), c->right, "%s: %s", c->what,
                      err.msg);
     }
 }

@@ -2,17 +2,12 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <unistd.h>
 
-#include <xxhash.h>
-#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
-/* The same sums from the widest vectors of this machine: the plain build of the library knows SSE2 only,
- * which costs a third of a copy's speed. */
-#include <xxh_x86dispatch.h>
-#endif
-
+#include "daemon/sums.h"
 #include "daemon/worker.h"
 
-enum { BATCH_COPIES = 256 };
+enum { BATCH_COPIES = 256, MAX_DEPTH = 4, SUM_THREADS = 8 };
 #define BATCH_BYTES (UINT64_C(16) << 20)
 
 struct mover {
@@ -20,7 +15,10 @@ struct mover {
     device *dev;
     device_queue *queue;
     device_dir dir;
-    bool lost; /* the thread's: the device has said so once */
+    bool lost;      /* the thread's: the device has said so once */
+    uint32_t depth; /* batches that are kept queued */
+    sums *sums;     /* NULL: the device is no faster than one thread's sums */
+    sums_item summed[BATCH_COPIES];
     _Atomic uint64_t blocks, bytes;
     device_copy copies[BATCH_COPIES];
 };
@@ -31,10 +29,22 @@ typedef struct place {
     uint64_t offset;
 } place;
 
+/* A batch that the device has, or has refused. */
+typedef struct batch {
+    place from, to;
+    uint64_t mark;
+    bool queued;
+    kvs_status status;
+    kvs_err err;
+} batch;
+
 typedef struct run {
     mover *m;
     mover_job *j;
     place at;
+    batch flying[MAX_DEPTH]; /* the oldest first */
+    uint32_t n_flying;
+    bool stopped;
     size_t n;        /* copies in this batch */
     size_t n_before; /* of these, before the item at hand */
     uint64_t bytes;  /* of this batch */
@@ -108,7 +118,7 @@ static bool verified(run *r, mover_item *it)
 
     if (!it->verify || r->m->dir != DEVICE_LOAD)
         return true;
-    sum = XXH3_64bits(it->host, r->j->map->slot_bytes);
+    sum = sums_one(it->host, r->j->map->slot_bytes);
     if (sum == it->checksum)
         return true;
     it->status = kvs_fail(&err, KVS_E_CORRUPT, "item %" PRIu32 ": checksum is %016" PRIx64 ", stored with %016" PRIx64,
@@ -136,44 +146,69 @@ static void fill(run *r)
     }
 }
 
-static kvs_status copy_batch(run *r, kvs_err *err)
+static void submit(run *r)
 {
     const device_ops *ops = r->m->dev->ops;
-    uint64_t mark;
-    kvs_status s;
+    batch *b = &r->flying[r->n_flying++];
 
-    if (r->n == 0)
-        return KVS_OK;
-    s = ops->copy(r->m->queue, r->m->copies, r->n, &mark, err);
-    return s == KVS_OK ? ops->wait(r->m->queue, mark, err) : s;
+    *b = (batch){.from = r->at};
+    fill(r);
+    b->to = r->at;
+    if (r->n > 0)
+        b->status = ops->copy(r->m->queue, r->m->copies, r->n, &b->mark, &b->err);
+    b->queued = r->n > 0 && b->status == KVS_OK;
 }
 
-/* What the batch did for one of its items; whole: its last byte was in there.  The sum is taken over what the
- * arena holds, not over the device's side: a client may write there meanwhile. */
-static void settle_item(run *r, mover_item *it, bool whole, kvs_status s)
+/* What the batch did for one of its items; whole: its last byte was in there.  True: it is all there. */
+static bool settle_item(mover_item *it, bool whole, kvs_status s)
 {
     if (it->status != KVS_E_CANCELLED)
-        return; /* left out: corrupt, or failed before */
-    if (s != KVS_OK) {
+        return false; /* left out: corrupt, or failed before */
+    if (s != KVS_OK)
         it->status = KVS_E_DEVICE;
-        return;
-    }
-    if (!whole)
-        return;
-    if (r->m->dir == DEVICE_STORE && r->j->checksum)
-        it->checksum = XXH3_64bits(it->host, r->j->map->slot_bytes);
-    it->status = KVS_OK;
-    (void)atomic_fetch_add_explicit(&r->m->blocks, 1, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&r->m->bytes, r->j->map->slot_bytes, memory_order_relaxed);
+    return s == KVS_OK && whole;
 }
 
-/* The batch that began at `from` is over. */
-static void settle(run *r, place from, kvs_status s)
+/* The sums of blocks that are there now, as many at once as there is place for.  Taken over what the arena holds, not over
+ * the device's side: a client may write there meanwhile. */
+static void sum_items(run *r, mover_item **items, uint32_t n)
 {
-    for (uint32_t i = from.item; i < r->at.item; i++)
-        settle_item(r, &r->j->items[i], true, s);
-    if (r->at.item < r->j->n_items && (r->at.plane > 0 || r->at.offset > 0))
-        settle_item(r, &r->j->items[r->at.item], false, s);
+    mover *m = r->m;
+
+    for (uint32_t i = 0; i < n; i++)
+        m->summed[i] = (sums_item){.at = items[i]->host, .bytes = r->j->map->slot_bytes};
+    if (m->sums != NULL)
+        sums_run(m->sums, m->summed, n);
+    for (uint32_t i = 0; i < n; i++)
+        items[i]->checksum = m->sums != NULL ? m->summed[i].sum : sums_one(m->summed[i].at, m->summed[i].bytes);
+}
+
+static void finish_items(run *r, mover_item **items, uint32_t n)
+{
+    if (r->m->dir == DEVICE_STORE && r->j->checksum)
+        sum_items(r, items, n);
+    for (uint32_t i = 0; i < n; i++)
+        items[i]->status = KVS_OK;
+    (void)atomic_fetch_add_explicit(&r->m->blocks, n, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&r->m->bytes, n * r->j->map->slot_bytes, memory_order_relaxed);
+}
+
+/* A batch is over. */
+static void settle(run *r, const batch *b)
+{
+    mover_item *whole[BATCH_COPIES];
+    uint32_t n = 0;
+
+    for (uint32_t i = b->from.item; i < b->to.item; i++) {
+        if (settle_item(&r->j->items[i], true, b->status))
+            whole[n++] = &r->j->items[i];
+        if (n == BATCH_COPIES || i + 1 == b->to.item) {
+            finish_items(r, whole, n);
+            n = 0;
+        }
+    }
+    if (b->to.item < r->j->n_items && (b->to.plane > 0 || b->to.offset > 0))
+        (void)settle_item(&r->j->items[b->to.item], false, b->status);
 }
 
 static void fail_all(mover *m, mover_job *j, const kvs_err *err)
@@ -184,30 +219,54 @@ static void fail_all(mover *m, mover_job *j, const kvs_err *err)
     job_note(&j->job, KVS_E_DEVICE_LOST, err);
 }
 
-static void run_batches(run *r)
+static bool may_submit(run *r)
 {
     job *j = &r->j->job;
+    kvs_err err;
 
-    while (r->at.item < r->j->n_items) {
-        place from = r->at;
-        kvs_err err = {.status = KVS_OK};
-        kvs_status s;
+    if (r->stopped || r->at.item >= r->j->n_items || r->n_flying >= r->m->depth)
+        return false;
+    if (!atomic_load_explicit(&j->stop, memory_order_relaxed))
+        return true;
+    r->stopped = true;
+    job_note(j, kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, r->at.item, r->j->n_items),
+             &err);
+    return false;
+}
 
-        if (atomic_load_explicit(&j->stop, memory_order_relaxed)) {
-            job_note(
-                j, kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, from.item, r->j->n_items),
-                &err);
+/* The oldest batch leaves the device. */
+static batch land(run *r)
+{
+    batch b = r->flying[0];
+
+    for (uint32_t i = 1; i < r->n_flying; i++)
+        r->flying[i - 1] = r->flying[i];
+    r->n_flying--;
+    if (b.queued)
+        b.status = r->m->dev->ops->wait(r->m->queue, b.mark, &b.err);
+    return b;
+}
+
+/* Another batch is queued as soon as one has left: while its blocks are summed the device goes on. */
+static void run_batches(run *r)
+{
+    for (;;) {
+        batch b;
+
+        while (may_submit(r))
+            submit(r);
+        if (r->n_flying == 0)
+            return;
+        b = land(r);
+        if (b.status == KVS_E_DEVICE_LOST) {
+            fail_all(r->m, r->j, &b.err);
             return;
         }
-        fill(r);
-        s = copy_batch(r, &err);
-        if (s == KVS_E_DEVICE_LOST) {
-            fail_all(r->m, r->j, &err);
-            return;
-        }
-        if (s != KVS_OK)
-            job_note(j, KVS_E_DEVICE, &err);
-        settle(r, from, s);
+        if (b.status != KVS_OK)
+            job_note(&r->j->job, KVS_E_DEVICE, &b.err);
+        if (r->m->depth > 1 && may_submit(r))
+            submit(r);
+        settle(r, &b);
     }
 }
 
@@ -242,6 +301,14 @@ static void mover_stop(void *ud)
 static const worker_ops load_ops = {"kvs-load", mover_start, mover_run, mover_stop};
 static const worker_ops store_ops = {"kvs-store", mover_start, mover_run, mover_stop};
 
+/* Beside the mover's own thread; a core is left to the loop. */
+static unsigned sum_threads(void)
+{
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+
+    return cpus > 2 ? (unsigned)(cpus - 2 < SUM_THREADS ? cpus - 2 : SUM_THREADS) : 1;
+}
+
 kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink, kvs_err *err)
 {
     mover *m;
@@ -254,11 +321,15 @@ kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink
         return kvs_fail(err, KVS_E_NO_MEMORY, "mover: no memory");
     /* The library looks at the processor once, at its first sum, and without a lock: not in several threads.
      */
-    (void)XXH3_64bits(m->copies, sizeof m->copies);
+    (void)sums_one(m->copies, sizeof m->copies);
     m->dev = dev;
     m->dir = dir;
-    s = worker_create(&m->worker, dir == DEVICE_LOAD ? &load_ops : &store_ops, m, sink, err);
+    m->depth = dev->ops->depth < 1 ? 1 : dev->ops->depth > MAX_DEPTH ? MAX_DEPTH : dev->ops->depth;
+    s = m->depth > 1 && dir == DEVICE_STORE ? sums_create(&m->sums, sum_threads(), err) : KVS_OK;
+    if (s == KVS_OK)
+        s = worker_create(&m->worker, dir == DEVICE_LOAD ? &load_ops : &store_ops, m, sink, err);
     if (s != KVS_OK) {
+        sums_destroy(m->sums);
         free(m);
         return s;
     }
@@ -287,6 +358,7 @@ void mover_destroy(mover *m)
     if (m == NULL)
         return;
     worker_destroy(m->worker);
+    sums_destroy(m->sums);
     free(m);
 }
 

@@ -41,7 +41,11 @@ enum { CONFIG_PATH_BYTES = 4096, CONFIG_WORD_BYTES = 64 };
          "memory that belongs to one layout at a time; 0 = an eighth of the pool, 64MiB..256MiB")                      \
     INT(pool_max_slots, "pool.max_slots", 0, 0, 4294967294, "blocks", false,                                           \
         "exact number of blocks of each layout; 0 = as many as fit")                                                   \
-    BOOL(pool_checksum, "pool.checksum", true, true, "checksum every block when it is stored")                         \
+    PATH(                                                                                                              \
+        pool_path, "pool.path", "", false,                                                                             \
+        "folder on a tmpfs for the pool's memory, which then outlives the daemon; none = the service manager's store") \
+    BOOL(pool_checksum, "pool.checksum", true, true,                                                                   \
+         "checksum every block when it is stored; only such blocks come back after a restart")                         \
     WORD(device_kind, "device.kind", "auto", "auto|cpu|cuda", false,                                                   \
          "where regions live and kernels run; auto = cuda where it works, else cpu")                                   \
     SIZE(device_max_region_bytes, "device.max_region_bytes", CONFIG_GIB(4), CONFIG_KIB(4), CONFIG_TIB(4), true,        \

@@ -95,7 +95,7 @@ static void print_range(const option *o, FILE *to)
         fputs("`\"0000\"`..`\"0777\"`", to);
         return;
     case OPTION_PATH:
-        fprintf(to, "absolute, 1..%d bytes", (int)OPTION_PATH_MAX);
+        fprintf(to, "%sabsolute, 1..%d bytes", o->def_text[0] == '\0' ? "none, or " : "", (int)OPTION_PATH_MAX);
         return;
     }
 }
@@ -170,7 +170,7 @@ static void put_rule(json_writer *w, const option *o)
         json_put_string(w, "type", "boolean");
         return;
     case OPTION_PATH:
-        put_string_rule(w, "^/(.*[^/])$");
+        put_string_rule(w, o->def_text[0] == '\0' ? "^(/(.*[^/]))?$" : "^/(.*[^/])$");
         json_put_i64(w, "maxLength", OPTION_PATH_MAX);
         return;
     case OPTION_WORD:

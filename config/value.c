@@ -150,8 +150,12 @@ static kvs_status set_path(config *c, const option *o, const json_node *v, kvs_e
         return wrong_type(o, v, "a path", err);
     (void)json_quote(shown, text);
     len = strlen(text);
+    if (len == 0 && o->def_text[0] == '\0') { /* none is a choice */
+        option_set_string(c, o, text);
+        return KVS_OK;
+    }
     if (len < 1 || len > OPTION_PATH_MAX)
-        return kvs_fail(err, KVS_E_CONFIG, "%s: %s has %zu bytes; a socket path has 1..%d", o->key, shown, len,
+        return kvs_fail(err, KVS_E_CONFIG, "%s: %s has %zu bytes; a path has 1..%d", o->key, shown, len,
                         (int)OPTION_PATH_MAX);
     if (text[0] == '@')
         return kvs_fail(err, KVS_E_CONFIG, "%s: %s is an abstract name, which has no file mode; give a path", o->key,

@@ -159,17 +159,64 @@ static kvs_status make_random(void *to, size_t n, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status make_pool(core *c, kvs_err *err)
+static const char *name_of_tenant(void *ud, uint32_t tenant)
 {
-    pool_config pc = {(uint64_t)c->config->pool_max_bytes, (uint64_t)c->config->pool_extent_bytes,
-                      (uint32_t)c->config->pool_max_slots};
-    directory_config dc = {.evict = &evict_lru, .hash_seed = c->seed, .on_event = on_event, .ud = c};
+    (void)ud;
+    return tenant_name(tenant);
+}
+
+static bool find_tenant(void *ud, const char *name, uint32_t *ret)
+{
+    const core *c = ud;
+
+    return tenant_find(c->config, name, ret);
+}
+
+/* One line says what came back, and one what did not and why. */
+static void log_adoption(const core *c)
+{
+    const pool_adoption *a = pool_adopted(c->pool);
+    directory_stats d;
+    pool_bytes b;
+    char why[2 * KVS_ERR_MSG_BYTES];
+
+    if (a->why[0] != '\0')
+        log_event(LOG_LEVEL_WARN, "table_refused", " reason=%s effect=\"starts cold in the same memory\"",
+                  log_quote(why, sizeof(why), a->why, strlen(a->why)));
+    if (!a->adopted)
+        return;
+    directory_get_stats(c->dir, c->now_us, &d);
+    pool_get_bytes(c->pool, &b);
+    log_event(LOG_LEVEL_INFO, "table_adopted",
+              " blocks=%" PRIu64 " bytes=%" PRIu64 " unfinished=%" PRIu64 " refused=%" PRIu64 " lives=%" PRIu64,
+              d.adopted, b.ready, a->freed, d.refused, a->boots);
+    if (d.refused > 0)
+        log_event(LOG_LEVEL_WARN, "blocks_refused",
+                  " torn=%" PRIu64 " without_checksum=%" PRIu64 " without_namespace=%" PRIu64, a->torn, a->no_sum,
+                  d.refused - a->torn - a->no_sum);
+}
+
+static kvs_status make_pool(core *c, persist *memory, kvs_err *err)
+{
+    pool_config pc = {.max_bytes = (uint64_t)c->config->pool_max_bytes,
+                      .extent_bytes = (uint64_t)c->config->pool_extent_bytes,
+                      .max_slots = (uint32_t)c->config->pool_max_slots,
+                      .memory = memory};
+    directory_config dc = {.evict = &evict_lru,
+                           .hash_seed = c->seed,
+                           .on_event = on_event,
+                           .ud = c,
+                           .tenant_name = name_of_tenant,
+                           .tenant_find = find_tenant};
     kvs_status s = pool_create(&c->pool, &pc, err);
 
     if (s != KVS_OK)
         return s;
     dc.pool = c->pool;
-    return directory_create(&c->dir, &dc, err);
+    s = directory_create(&c->dir, &dc, err);
+    if (s == KVS_OK)
+        log_adoption(c);
+    return s;
 }
 
 static kvs_status make_workers(core *c, kvs_err *err)
@@ -187,6 +234,12 @@ static kvs_status make_workers(core *c, kvs_err *err)
 
 kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sink, uint64_t now_us, kvs_err *err)
 {
+    return core_create_on(ret, cfg, dev, sink, NULL, now_us, err);
+}
+
+kvs_status core_create_on(core **ret, const config *cfg, device *dev, work_sink sink, persist *memory, uint64_t now_us,
+                          kvs_err *err)
+{
     core *c = calloc(1, sizeof(*c));
     kvs_status s;
 
@@ -203,7 +256,7 @@ kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sin
     if (s == KVS_OK)
         s = make_random(&c->seed, sizeof(c->seed), err);
     if (s == KVS_OK)
-        s = make_pool(c, err);
+        s = make_pool(c, memory, err);
     if (s == KVS_OK)
         s = make_workers(c, err);
     if (s != KVS_OK) {

@@ -1,6 +1,7 @@
 #include "daemon/directory_impl.h"
 
 #include <assert.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <xxhash.h>
 
@@ -18,6 +19,8 @@ kvs_status directory_create(directory **ret, const directory_config *c, kvs_err 
     d->hash_seed = c->hash_seed;
     d->on_event = c->on_event;
     d->ud = c->ud;
+    d->tenant_name = c->tenant_name;
+    d->tenant_find = c->tenant_find;
     d->emptying = POOL_NONE;
     d->extents = calloc(pool_n_extents(c->pool), sizeof *d->extents);
     d->chain = malloc(CHAIN_MAX * sizeof *d->chain);
@@ -27,6 +30,8 @@ kvs_status directory_create(directory **ret, const directory_config *c, kvs_err 
         goto fail;
     if ((s = d->ops->create(&d->evict, pool_max_rows(c->pool), POOL_MAX_LAYOUTS)) != KVS_OK)
         goto fail;
+    if ((s = directory_adopt(d, err)) != KVS_OK)
+        goto fail;
     *ret = d;
     return KVS_OK;
 fail:
@@ -34,7 +39,7 @@ fail:
     return kvs_fail(err, s, "directory: no memory for %lu slots", (unsigned long)pool_max_rows(c->pool));
 }
 
-static void ns_destroy(ns_entry *n)
+void directory_ns_destroy(ns_entry *n)
 {
     if (n == NULL)
         return;
@@ -49,7 +54,7 @@ void directory_destroy(directory *d)
         return;
     directory_leases_fini(d);
     for (uint32_t i = 0; i < d->n_ns; i++)
-        ns_destroy(d->ns[i]);
+        directory_ns_destroy(d->ns[i]);
     free(d->ns);
     if (d->evict != NULL)
         d->ops->destroy(d->evict);
@@ -76,8 +81,8 @@ static kvs_status layout_digest(const kvs_namespace *desc, uint8_t ret[32], kvs_
     return kvs_namespace_digest(&shape, ret, err);
 }
 
-static kvs_status ns_create(directory *d, ns_entry **ret, uint32_t tenant, const uint8_t *canon, size_t len,
-                            kvs_err *err)
+kvs_status directory_ns_create(directory *d, ns_entry **ret, uint32_t tenant, const uint8_t *canon, size_t len,
+                               kvs_err *err)
 {
     ns_entry *n = calloc(1, sizeof *n);
     uint8_t digest[32];
@@ -107,53 +112,84 @@ static kvs_status ns_create(directory *d, ns_entry **ret, uint32_t tenant, const
     *ret = n;
     return KVS_OK;
 fail:
-    ns_destroy(n);
+    directory_ns_destroy(n);
     return s;
 }
 
-static kvs_status ns_reserve(directory *d, kvs_err *err)
+kvs_status directory_ns_reserve(directory *d, uint32_t number, kvs_err *err)
 {
     uint32_t cap = d->cap_ns == 0 ? 16 : d->cap_ns * 2;
     ns_entry **ns;
 
-    if (d->n_ns == DIRECTORY_MAX_NAMESPACES)
+    if (number >= DIRECTORY_MAX_NAMESPACES)
         return kvs_fail(err, KVS_E_LIMIT, "namespaces: %lu are open, at most %d may be", (unsigned long)d->n_ns,
                         DIRECTORY_MAX_NAMESPACES);
-    if (d->n_ns < d->cap_ns)
+    if (number < d->cap_ns)
         return KVS_OK;
+    while (cap <= number)
+        cap *= 2;
     ns = realloc(d->ns, cap * sizeof *ns);
     if (ns == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "namespaces: no memory for %lu", (unsigned long)cap);
+    memset(ns + d->cap_ns, 0, (cap - d->cap_ns) * sizeof *ns);
     d->ns = ns;
     d->cap_ns = cap;
     return KVS_OK;
 }
 
+void directory_ns_set(directory *d, uint32_t number, ns_entry *n)
+{
+    d->ns_memory += sizeof *n + n->canon_len + n->pub.desc.n_planes * sizeof *n->planes;
+    d->ns[number] = n;
+    if (number >= d->n_ns)
+        d->n_ns = number + 1;
+}
+
+/* It must be in the table before a row can name it. */
+static kvs_status keep_ns(directory *d, uint32_t number, const ns_entry *n, kvs_err *err)
+{
+    table_ns kept = {.canon = n->canon, .canon_len = n->canon_len};
+
+    if (d->tenant_name != NULL)
+        (void)snprintf(kept.tenant, sizeof kept.tenant, "%s", d->tenant_name(d->ud, n->pub.tenant));
+    else
+        (void)snprintf(kept.tenant, sizeof kept.tenant, "%lu", (unsigned long)n->pub.tenant);
+    memcpy(kept.digest, n->pub.digest, sizeof kept.digest);
+    return pool_put_ns(d->pool, number, &kept, err);
+}
+
 kvs_status directory_open(directory *d, uint32_t tenant, const uint8_t *canon, size_t len, uint32_t *ret, kvs_err *err)
 {
+    uint32_t number = d->n_ns;
     kvs_status s;
     ns_entry *n;
 
-    for (uint32_t i = 0; i < d->n_ns; i++) {
+    for (uint32_t i = d->n_ns; i-- > 0;) {
         n = d->ns[i];
-        if (n->pub.tenant == tenant && n->canon_len == len && memcmp(n->canon, canon, len) == 0) {
+        if (n == NULL) {
+            number = i; /* of an earlier life, and never told to anybody in this one */
+        } else if (n->pub.tenant == tenant && n->canon_len == len && memcmp(n->canon, canon, len) == 0) {
             *ret = i;
             return KVS_OK;
         }
     }
     if (len == 0)
         return kvs_fail(err, KVS_E_PROTO, "namespace: its description is empty");
-    if ((s = ns_reserve(d, err)) != KVS_OK || (s = ns_create(d, &n, tenant, canon, len, err)) != KVS_OK)
+    if ((s = directory_ns_reserve(d, number, err)) != KVS_OK ||
+        (s = directory_ns_create(d, &n, tenant, canon, len, err)) != KVS_OK)
         return s;
-    d->ns_memory += sizeof *n + len + n->pub.desc.n_planes * sizeof *n->planes;
-    d->ns[d->n_ns] = n;
-    *ret = d->n_ns++;
+    if ((s = keep_ns(d, number, n, err)) != KVS_OK) {
+        directory_ns_destroy(n);
+        return s;
+    }
+    directory_ns_set(d, number, n);
+    *ret = number;
     return KVS_OK;
 }
 
 const directory_ns *directory_namespace(const directory *d, uint32_t ns)
 {
-    return ns < d->n_ns ? &d->ns[ns]->pub : NULL;
+    return ns < d->n_ns && d->ns[ns] != NULL ? &d->ns[ns]->pub : NULL;
 }
 
 uint32_t directory_n_namespaces(const directory *d)
@@ -343,4 +379,19 @@ void directory_unhold(directory *d, pool_slot s)
         extent_of(d, s)->n_busy--;
         pool_release(d->pool, s);
     }
+}
+
+bool directory_is_unverified(const directory *d, pool_slot s)
+{
+    return (info_of(d, s)->flags & SLOT_UNVERIFIED) != 0;
+}
+
+void directory_verified(directory *d, pool_slot s)
+{
+    slot_info *i = info_of(d, s);
+
+    if ((i->flags & SLOT_UNVERIFIED) == 0)
+        return;
+    i->flags &= (uint8_t)~SLOT_UNVERIFIED;
+    d->stats.unverified--;
 }

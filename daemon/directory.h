@@ -36,13 +36,18 @@ typedef struct directory_config {
     /* Called for each block that appears or goes; may be NULL; must not call back. */
     void (*on_event)(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32]);
     void *ud;
+    /* A tenant's name outlives the process, its number does not.  Both may be NULL: then the name is the number. */
+    const char *(*tenant_name)(void *ud, uint32_t tenant); /* at most TABLE_TENANT_BYTES - 1 bytes */
+    bool (*tenant_find)(void *ud, const char *name, uint32_t *ret);
 } directory_config;
 
+/* Blocks that the pool adopted are found from now on, or released: of a tenant that is no more, of a description that does
+ * not verify, or twice.  They are unverified until a load has seen their checksum to be right.  Deeper ones are colder. */
 kvs_status directory_create(directory **ret, const directory_config *c, kvs_err *err);
 void directory_destroy(directory *d); /* NULL is fine; the pool stays */
 
 /* ---- namespaces: numbers are never reused while the daemon lives ---- */
-enum { DIRECTORY_MAX_NAMESPACES = 4096 };
+enum { DIRECTORY_MAX_NAMESPACES = TABLE_MAX_NS };
 typedef struct directory_ns {
     uint32_t tenant, layout;
     uint64_t slot_bytes;
@@ -53,7 +58,7 @@ typedef struct directory_ns {
 /* Find or add by tenant and whole canonical description (compared, not only its digest). */
 kvs_status directory_open(directory *d, uint32_t tenant, const uint8_t *canon, size_t len, uint32_t *ret, kvs_err *err);
 const directory_ns *directory_namespace(const directory *d, uint32_t ns); /* NULL: no such number */
-uint32_t directory_n_namespaces(const directory *d);
+uint32_t directory_n_namespaces(const directory *d); /* numbers are below it; some may be nobody's */
 
 /* ---- finding ---- */
 /* keys: [n][32].  states: [n] enum wire_key_state, or NULL.  Returns the number of leading READY ones.  Prefetches. */
@@ -63,6 +68,9 @@ uint32_t directory_lookup(directory *d, uint32_t ns, const uint8_t *keys, uint32
 /* Hold each ready key; status[i] KVS_OK and slot[i], or E_NOT_FOUND / E_BUSY (writing).  Renews recency. */
 void directory_hold(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, kvs_status *status, pool_slot *slot);
 void directory_unhold(directory *d, pool_slot s);
+/* An adopted block whose checksum nobody has looked at yet; the load that holds it must, and says so if it was right. */
+bool directory_is_unverified(const directory *d, pool_slot s);
+void directory_verified(directory *d, pool_slot s);
 
 /* ---- writing ---- */
 /* Admit keys at depth first_depth + i.  status[i]: KVS_OK and slot[i] in state writing, held for the copy;
@@ -120,8 +128,10 @@ typedef struct directory_stats {
     uint64_t n_ready, n_pinned, n_leased, n_held, n_leases, leased_bytes, pinned_bytes, evictable;
     /* since the start, in blocks; hits: leading ready keys of LOOKUP lists, misses: the others */
     uint64_t hits, misses, stored, exists, evicted, dropped, rebound, no_space;
-    uint64_t oldest_lease_us; /* age; 0 if none */
-    uint64_t metadata_bytes;  /* directory, policy and pool, resident */
+    uint64_t adopted, refused; /* blocks of an earlier life that came back, and that could not */
+    uint64_t unverified;       /* adopted, resident, and not loaded yet */
+    uint64_t oldest_lease_us;  /* age; 0 if none */
+    uint64_t metadata_bytes;   /* directory, policy and pool, resident */
 } directory_stats;
 void directory_get_stats(const directory *d, uint64_t now_us, directory_stats *ret);
 uint64_t directory_tenant_leased(const directory *d, uint32_t tenant); /* bytes */

@@ -2,7 +2,7 @@
 #define KVS_DAEMON_DIRECTORY_IMPL_H
 
 /* What the files of the directory share: directory.c (namespaces, finding, reading), directory_store.c
- * (writing, making room), lease.c, residency.c (pins, drops, resets), directory_watch.c (numbers, listings,
+ * (writing, making room), directory_adopt.c (the blocks of an earlier life), lease.c, residency.c (pins, drops, resets), directory_watch.c (numbers, listings,
  * check).
  *
  * Knows the same as daemon/directory.h.  Nobody else includes it.  Loop thread only.
@@ -25,13 +25,15 @@ enum {
     CHAIN_MAX = 65536,      /* ancestors that one STORE renews: a million tokens at 16 a block */
     EMPTY_AT_ONCE = 4096,   /* an extent with no more blocks than this is emptied within the request */
     EMPTY_STEP = 4096,      /* rows of a larger one that a step visits */
+    EARLY_MAX = 16384,      /* adopted blocks without usable memory that one STORE passes in its search for victims */
     BATCH = 32,             /* keys whose memory is fetched ahead together */
 };
 
 enum slot_flags {
     SLOT_PINNED = 1,
-    SLOT_DOOMED = 2, /* writing; its key is gone, commit frees it */
-    SLOT_PARKED = 4, /* not in the policy's order */
+    SLOT_DOOMED = 2,     /* writing; its key is gone, commit frees it */
+    SLOT_PARKED = 4,     /* not in the policy's order */
+    SLOT_UNVERIFIED = 8, /* ready or draining, adopted, never loaded */
 };
 
 typedef struct slot_info {
@@ -80,11 +82,13 @@ struct directory {
     evict *evict;
     uint64_t hash_seed;
     void (*on_event)(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32]);
+    const char *(*tenant_name)(void *ud, uint32_t tenant);
+    bool (*tenant_find)(void *ud, const char *name, uint32_t *ret);
     void *ud;
     key_table table;
     sparse infos;         /* slot_info, by slot */
     extent_info *extents; /* [pool_n_extents] */
-    ns_entry **ns;        /* [n_ns] */
+    ns_entry **ns;        /* [n_ns]; NULL: nobody's */
     uint32_t n_ns, cap_ns;
     lease_set leases;
     uint64_t stamp;    /* of the latest use */
@@ -125,11 +129,21 @@ void directory_change_end(directory *d, pool_slot s, bool was_busy);
 bool directory_hold_one(directory *d, pool_slot s); /* ready; false: as many holds as can be counted */
 bool directory_is_closing(const directory *d, pool_slot s);
 
+kvs_status directory_ns_create(directory *d, ns_entry **ret, uint32_t tenant, const uint8_t *canon, size_t len,
+                               kvs_err *err);
+void directory_ns_destroy(ns_entry *n);                                       /* NULL is fine */
+kvs_status directory_ns_reserve(directory *d, uint32_t number, kvs_err *err); /* room for it in the list */
+void directory_ns_set(directory *d, uint32_t number, ns_entry *n);            /* taken; room was reserved */
+
 /* directory_store.c */
+void directory_became_ready(directory *d, pool_slot s); /* counts a block that is in its slot and can be found */
 /* Ready -> absent.  A slot with holds drains first; leases and the pin must be gone. */
 void directory_take_away(directory *d, pool_slot s, uint32_t cause);
 void directory_doom(directory *d, pool_slot s); /* writing: its key goes now */
 void directory_empty_rows(directory *d, uint32_t extent, uint32_t from, uint32_t to);
+
+/* directory_adopt.c */
+kvs_status directory_adopt(directory *d, kvs_err *err); /* at the start: nothing is in it yet */
 
 /* lease.c */
 void directory_leases_fini(directory *d);

@@ -11,6 +11,7 @@ typedef struct admission {
     uint32_t foreign;   /* coldest extent of another layout, or POOL_NONE */
     uint64_t foreign_last;
     uint32_t n_chain; /* ancestors in directory.chain */
+    uint32_t n_early; /* adopted blocks that the search has passed */
     bool full;        /* no space was found once: deeper keys are not tried */
 } admission;
 
@@ -34,7 +35,7 @@ static void release_slot(directory *d, pool_slot s)
 
 void directory_take_away(directory *d, pool_slot s, uint32_t cause)
 {
-    pool_row *r = pool_row_of(d->pool, s);
+    const pool_row *r = pool_row_of(d->pool, s);
     slot_info *i = info_of(d, s);
 
     assert(r->state == POOL_READY && i->leases == 0 && (i->flags & SLOT_PINNED) == 0);
@@ -48,7 +49,8 @@ void directory_take_away(directory *d, pool_slot s, uint32_t cause)
     if (cause != WIRE_CAUSE_NONE)
         directory_emit(d, WIRE_EVENT_REMOVED, cause, r);
     else
-        d->stats.dropped++; /* by a reset that is told as one event */
+        d->stats.dropped++;   /* by a reset that is told as one event */
+    directory_verified(d, s); /* nobody will ask any more */
     if (i->holds > 0) {
         pool_drain(d->pool, s); /* busy before and after */
         return;
@@ -59,7 +61,7 @@ void directory_take_away(directory *d, pool_slot s, uint32_t cause)
 
 void directory_doom(directory *d, pool_slot s)
 {
-    pool_row *r = pool_row_of(d->pool, s);
+    const pool_row *r = pool_row_of(d->pool, s);
 
     assert(r->state == POOL_WRITING && (info_of(d, s)->flags & SLOT_DOOMED) == 0);
     forget_key(d, s, r);
@@ -82,6 +84,12 @@ void directory_empty_rows(directory *d, uint32_t extent, uint32_t from, uint32_t
 
 /* ---- making room ---- */
 
+/* Adopted blocks come before their piece of the arena is usable: to evict them would make no room. */
+static bool may_give(const directory *d, pool_slot s)
+{
+    return pool_extent_usable(d->pool, pool_extent_of(d->pool, s));
+}
+
 /* The coldest block of the layout that may go and is no part of this call. */
 static pool_slot own_victim(directory *d, admission *a, uint64_t *ret_stamp)
 {
@@ -92,8 +100,10 @@ static pool_slot own_victim(directory *d, admission *a, uint64_t *ret_stamp)
         if (s == POOL_NONE)
             return POOL_NONE;
         i = info_of(d, s);
-        if (i->stamp >= a->base) {
+        if (i->stamp >= a->base || (!may_give(d, s) && ++a->n_early <= EARLY_MAX)) {
             a->passed = s;
+        } else if (a->n_early > EARLY_MAX) {
+            return POOL_NONE;
         } else if (pool_row_of(d->pool, s)->state != POOL_READY || info_is_busy(i)) {
             d->ops->remove(d->evict, a->layout, s);
             i->flags |= SLOT_PARKED;
@@ -111,7 +121,8 @@ static bool may_lose_extent(const directory *d, uint32_t extent, uint32_t taker,
     bool closing;
     uint32_t layout = pool_extent_layout(d->pool, extent, NULL, NULL, &closing);
 
-    if (layout == POOL_NONE || layout == taker || closing || d->extents[extent].n_busy > 0)
+    if (layout == POOL_NONE || layout == taker || closing || d->extents[extent].n_busy > 0 ||
+        !pool_extent_usable(d->pool, extent))
         return false;
     pool_layout_get(d->pool, layout, &info);
     return info.n_extents > 1 || taker_has_none || info.n_free == info.n_slots;
@@ -206,16 +217,8 @@ static pool_slot parent_of(const directory *d, pool_slot s)
 /* Also for a block that was there: its former parent may have been evicted and stored again elsewhere. */
 static void set_parent(const directory *d, pool_slot s, pool_slot parent)
 {
-    pool_row *r, *p;
-
-    if (s == POOL_NONE || parent == POOL_NONE)
-        return;
-    r = pool_row_of(d->pool, s);
-    p = pool_row_of(d->pool, parent);
-    if (p->depth >= r->depth)
-        return;
-    r->parent = parent;
-    r->parent_gen = p->gen;
+    if (s != POOL_NONE && parent != POOL_NONE && pool_row_of(d->pool, parent)->depth < pool_row_of(d->pool, s)->depth)
+        pool_set_parent(d->pool, s, parent);
 }
 
 /* Mark what is there already of the list and of the chain above it, so that it is not evicted for the rest.
@@ -236,7 +239,6 @@ static void protect(directory *d, admission *a, pool_slot top, const pool_slot *
 static kvs_status admit_new(directory *d, admission *a, uint32_t depth, const uint8_t *key, pool_slot *ret)
 {
     kvs_status s = a->full ? KVS_E_NO_SPACE : take_slot(d, a, ret);
-    pool_row *r;
     slot_info *i;
 
     if (s != KVS_OK) {
@@ -244,11 +246,8 @@ static kvs_status admit_new(directory *d, admission *a, uint32_t depth, const ui
         d->stats.no_space++;
         return s;
     }
-    r = pool_row_of(d->pool, *ret);
     i = sparse_touch(&d->infos, *ret);
-    memcpy(r->key, key, 32);
-    r->ns = a->ns;
-    r->depth = depth;
+    pool_name(d->pool, *ret, a->ns, key, depth);
     s = key_table_insert(&d->table, directory_hash(d, a->ns, key), *ret);
     if (s != KVS_OK) {
         pool_release(d->pool, *ret);
@@ -312,9 +311,16 @@ void directory_admit(directory *d, uint32_t ns, uint32_t first_depth, const uint
 
 /* ---- the end of a write ---- */
 
+void directory_became_ready(directory *d, pool_slot s)
+{
+    extent_of(d, s)->n_ready++;
+    d->ns[pool_row_of(d->pool, s)->ns]->pub.n_ready++;
+    d->stats.n_ready++;
+}
+
 kvs_status directory_commit(directory *d, pool_slot s, uint64_t checksum)
 {
-    pool_row *r = pool_row_of(d->pool, s);
+    const pool_row *r = pool_row_of(d->pool, s);
     slot_info *i = info_of(d, s);
 
     assert(r->state == POOL_WRITING);
@@ -323,9 +329,7 @@ kvs_status directory_commit(directory *d, pool_slot s, uint64_t checksum)
         return KVS_E_CANCELLED;
     }
     pool_commit(d->pool, s, checksum);
-    extent_of(d, s)->n_ready++;
-    d->ns[r->ns]->pub.n_ready++;
-    d->stats.n_ready++;
+    directory_became_ready(d, s);
     d->stats.stored++;
     directory_emit(d, WIRE_EVENT_STORED, WIRE_CAUSE_NONE, r);
     directory_change_end(d, s, true); /* writing was busy, ready is not */
@@ -334,7 +338,7 @@ kvs_status directory_commit(directory *d, pool_slot s, uint64_t checksum)
 
 void directory_abort(directory *d, pool_slot s)
 {
-    pool_row *r = pool_row_of(d->pool, s);
+    const pool_row *r = pool_row_of(d->pool, s);
 
     assert(r->state == POOL_WRITING);
     if ((info_of(d, s)->flags & SLOT_DOOMED) == 0)
@@ -344,7 +348,7 @@ void directory_abort(directory *d, pool_slot s)
 
 void directory_suspect(directory *d, pool_slot s)
 {
-    pool_row *r = pool_row_of(d->pool, s);
+    const pool_row *r = pool_row_of(d->pool, s);
 
     if (r->state != POOL_WRITING)
         return; /* somebody may still read it: its hold stays until directory_settle */

@@ -83,7 +83,7 @@ typedef struct recount {
     uint64_t *ready;  /* by namespace */
     uint64_t *pinned; /* by namespace */
     uint64_t *leased; /* by namespace */
-    uint64_t n_found, n_held, evictable, in_order;
+    uint64_t n_found, n_held, evictable, in_order, unverified;
 } recount;
 
 static kvs_status differs(kvs_err *err, const char *what, uint64_t at, uint64_t found, uint64_t counted)
@@ -111,7 +111,7 @@ static kvs_status check_findable(const directory *d, recount *c, pool_slot s, co
     const slot_info *i = info_of(d, s);
     pool_slot found;
 
-    if (r->ns >= d->n_ns)
+    if (r->ns >= d->n_ns || d->ns[r->ns] == NULL)
         return differs(err, "namespace of row", s, r->ns, d->n_ns);
     found = directory_find(d, r->ns, r->key);
     if (found != s)
@@ -144,6 +144,7 @@ static kvs_status check_row(const directory *d, recount *c, pool_slot s, const p
     if (r->state == POOL_DRAINING && i->holds == 0)
         return differs(err, "holds of the draining row", s, 0, 1);
     c->n_held += reads && i->holds > 0;
+    c->unverified += ready && (i->flags & SLOT_UNVERIFIED) != 0;
     sum->n_ready += ready;
     sum->n_busy += !ready || info_is_busy(i);
     if (ready || (r->state == POOL_WRITING && (i->flags & SLOT_DOOMED) == 0))
@@ -184,6 +185,8 @@ static kvs_status check_sums(const directory *d, const recount *c, kvs_err *err)
     for (uint32_t i = 0; i < d->n_ns; i++) {
         const ns_entry *n = d->ns[i];
 
+        if (n == NULL)
+            continue;
         if (c->ready[i] != n->pub.n_ready)
             return differs(err, "ready slots of namespace", i, c->ready[i], n->pub.n_ready);
         if (c->pinned[i] != n->n_pinned || c->leased[i] != n->n_leased)
@@ -205,6 +208,8 @@ static kvs_status check_sums(const directory *d, const recount *c, kvs_err *err)
         return differs(err, "held slots", 0, c->n_held, t->n_held);
     if (c->evictable != t->evictable)
         return differs(err, "evictable slots", 0, c->evictable, t->evictable);
+    if (c->unverified != t->unverified)
+        return differs(err, "unverified blocks", 0, c->unverified, t->unverified);
     if (c->n_found != key_table_count(&d->table))
         return differs(err, "keys", 0, c->n_found, key_table_count(&d->table));
     return KVS_OK;

@@ -40,6 +40,7 @@ typedef struct app {
     uv_timer_t notify_again; /* while the service manager does not read */
     notify notify;
     bool has_signals;
+    persist memory; /* the pool's */
     device *device;
     mailbox *mailbox;
     server *server;
@@ -323,6 +324,29 @@ static kvs_status open_device(const config *c, device **ret, kvs_err *err)
     return device_cpu_open(ret, err);
 }
 
+/* What an earlier life left, or new memory, which the service manager is given at once: from then on a kill loses nothing
+ * that was acknowledged. */
+static kvs_status open_memory(app *a, int arena, int table, kvs_err *err)
+{
+    char text[2 * KVS_ERR_MSG_BYTES];
+    kvs_status s = persist_open(&a->memory, a->config.pool_path, arena, table, err);
+
+    if (s != KVS_OK)
+        return s;
+    if (a->memory.note[0] != '\0')
+        log_event(LOG_LEVEL_WARN, "memory_refused", " reason=%s",
+                  log_quote(text, sizeof text, a->memory.note, strlen(a->memory.note)));
+    if (a->config.pool_path[0] != '\0' && (arena >= 0 || table >= 0)) {
+        notify_store(&a->notify, PERSIST_ARENA, -1);
+        notify_store(&a->notify, PERSIST_TABLE, -1);
+    }
+    if (a->memory.made[0])
+        notify_store(&a->notify, PERSIST_ARENA, a->memory.arena_fd);
+    if (a->memory.made[1])
+        notify_store(&a->notify, PERSIST_TABLE, a->memory.table_fd);
+    return KVS_OK;
+}
+
 static kvs_status open_server(app *a, kvs_err *err)
 {
     server_config c = {.loop = &a->loop, .config = &a->config, .on_turn = on_turn, .ud = a};
@@ -338,14 +362,19 @@ static kvs_status open_server(app *a, kvs_err *err)
 /* Sockets first: with another daemon there, this one ends before it has taken any memory. */
 static kvs_status start(app *a, kvs_err *err)
 {
-    kvs_status s = open_server(a, err);
+    int arena, table;
+    kvs_status s;
 
+    notify_memory(&arena, &table);
+    s = open_server(a, err);
     if (s == KVS_OK)
         s = open_device(&a->config, &a->device, err);
     if (s == KVS_OK)
+        s = open_memory(a, arena, table, err);
+    if (s == KVS_OK)
         s = mailbox_create(&a->mailbox, &a->loop, err);
     if (s == KVS_OK)
-        s = core_create(&a->core, &a->config, a->device, mailbox_sink(a->mailbox), conn_now_us(), err);
+        s = core_create_on(&a->core, &a->config, a->device, mailbox_sink(a->mailbox), &a->memory, conn_now_us(), err);
     if (s == KVS_OK)
         s = server_start(a->server, a->core, a->mailbox, err);
     if (s == KVS_OK)
@@ -385,6 +414,7 @@ static void take_down(app *a)
     notify_close(&a->notify);
     if (a->device != NULL)
         a->device->ops->close(a->device);
+    persist_close(&a->memory);
 }
 
 static int run(app *a)
@@ -392,6 +422,7 @@ static int run(app *a)
     kvs_err err = {0};
     int rc = uv_loop_init(&a->loop);
 
+    a->memory.arena_fd = a->memory.table_fd = -1;
     if (rc != 0) {
         log_event(LOG_LEVEL_ERROR, "start_failed", " err=%s", uv_strerror(rc));
         return EXIT_CODE_SYSTEM;

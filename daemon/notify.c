@@ -6,10 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <systemd/sd-daemon.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "daemon/persist.h"
 
 void notify_open(notify *n)
 {
@@ -35,11 +38,56 @@ void notify_close(notify *n)
         (void)close(n->fd);
     n->fd = -1;
     n->late[0] = '\0';
+    n->n_keep = 0;
+}
+
+static bool send_keep(const notify *n, const notify_keep *k)
+{
+    char text[NOTIFY_BYTES], control[CMSG_SPACE(sizeof(int))] = {0};
+    struct iovec v = {.iov_base = text};
+    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1};
+    struct cmsghdr *c;
+
+    v.iov_len =
+        (size_t)snprintf(text, sizeof text, "%s\nFDNAME=%s", k->fd < 0 ? "FDSTOREREMOVE=1" : "FDSTORE=1", k->name);
+    if (k->fd >= 0) {
+        m.msg_control = control;
+        m.msg_controllen = sizeof control;
+        c = CMSG_FIRSTHDR(&m);
+        *c = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+        memcpy(CMSG_DATA(c), &k->fd, sizeof k->fd);
+    }
+    return sendmsg(n->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0 || errno != EAGAIN;
+}
+
+static bool send_kept(notify *n)
+{
+    unsigned sent = 0;
+
+    while (sent < n->n_keep && send_keep(n, &n->keep[sent]))
+        sent++;
+    n->n_keep -= sent;
+    memmove(n->keep, n->keep + sent, n->n_keep * sizeof n->keep[0]);
+    return n->n_keep == 0;
+}
+
+void notify_store(notify *n, const char *name, int fd)
+{
+    if (n->fd < 0 || n->n_keep + 2 > NOTIFY_MAX_KEPT)
+        return;
+    n->keep[n->n_keep++] = (notify_keep){name, -1};
+    if (fd >= 0)
+        n->keep[n->n_keep++] = (notify_keep){name, fd};
+    (void)notify_retry(n);
 }
 
 bool notify_retry(notify *n)
 {
-    if (n->fd < 0 || n->late[0] == '\0')
+    if (n->fd < 0)
+        return false;
+    if (!send_kept(n))
+        return true;
+    if (n->late[0] == '\0')
         return false;
     if (send(n->fd, n->late, strlen(n->late), MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno == EAGAIN)
         return true;
@@ -71,10 +119,44 @@ void notify_reloading(notify *n)
 
 void notify_status(notify *n, const char *status)
 {
-    if (n->late[0] != '\0')
+    if (n->late[0] != '\0' || n->n_keep > 0)
         return; /* a state that waits is worth more */
     (void)snprintf(n->late, sizeof n->late, "STATUS=%s", status);
     (void)notify_retry(n);
+}
+
+static bool is_memory(const char *name)
+{
+    return strcmp(name, PERSIST_ARENA) == 0 || strcmp(name, PERSIST_TABLE) == 0;
+}
+
+static void free_names(char **names, int n)
+{
+    for (int i = 0; i < n && names != NULL; i++)
+        free(names[i]);
+    free(names);
+}
+
+void notify_memory(int *ret_arena, int *ret_table)
+{
+    char **names = NULL;
+    int n = sd_listen_fds_with_names(0, &names);
+
+    *ret_arena = *ret_table = -1;
+    for (int i = 0; i < n; i++) {
+        int fd = SD_LISTEN_FDS_START + i;
+        const char *name = names != NULL && names[i] != NULL ? names[i] : "";
+        int *place = strcmp(name, PERSIST_ARENA) == 0 ? ret_arena : ret_table;
+        struct stat st;
+
+        if (!is_memory(name))
+            continue;
+        if (*place < 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode))
+            *place = fd;
+        else
+            (void)close(fd);
+    }
+    free_names(names, n);
 }
 
 void notify_sockets(int *ret_client, int *ret_admin, unsigned *ret_strangers)
@@ -89,6 +171,8 @@ void notify_sockets(int *ret_client, int *ret_admin, unsigned *ret_strangers)
         const char *name = names != NULL && names[i] != NULL ? names[i] : "";
         int *place = strcmp(name, "client") == 0 ? ret_client : strcmp(name, "admin") == 0 ? ret_admin : NULL;
 
+        if (is_memory(name))
+            continue;
         if (place != NULL && *place < 0 && sd_is_socket_unix(fd, SOCK_STREAM, 1, NULL, 0) > 0) {
             *place = fd;
         } else {
@@ -96,7 +180,5 @@ void notify_sockets(int *ret_client, int *ret_admin, unsigned *ret_strangers)
             ++*ret_strangers;
         }
     }
-    for (int i = 0; i < n && names != NULL; i++)
-        free(names[i]);
-    free(names);
+    free_names(names, n);
 }

@@ -12,10 +12,17 @@
 
 #include <stdbool.h>
 
-enum { NOTIFY_BYTES = 256, NOTIFY_RETRY_MS = 100 };
+enum { NOTIFY_BYTES = 256, NOTIFY_RETRY_MS = 100, NOTIFY_MAX_KEPT = 4 };
+
+typedef struct notify_keep { /* a descriptor on its way to the manager's store */
+    const char *name;
+    int fd; /* borrowed; -1: what the store has under that name is removed */
+} notify_keep;
 
 typedef struct notify {
-    int fd;                  /* -1: nobody to tell */
+    int fd; /* -1: nobody to tell */
+    notify_keep keep[NOTIFY_MAX_KEPT];
+    unsigned n_keep;         /* that wait, in order, before everything else */
     char late[NOTIFY_BYTES]; /* "": nothing waits */
 } notify;
 
@@ -28,11 +35,19 @@ void notify_stopping(notify *n, const char *status);
 void notify_reloading(notify *n);
 void notify_status(notify *n, const char *status);
 
+/* Give the manager a descriptor that shall outlive this process (the next life finds it in notify_memory), in place of what
+ * it has under this name.  fd -1: only forget that.  The name is borrowed for ever. */
+void notify_store(notify *n, const char *name, int fd);
+
 /* True while something waits: call again in NOTIFY_RETRY_MS. */
 bool notify_retry(notify *n);
 
 /* The passed listening sockets named "client" and "admin" (FileDescriptorName=), or -1.  They are stream
  * sockets that listen, close-on-exec; any other descriptor passed is closed and counted in *ret_strangers. */
 void notify_sockets(int *ret_client, int *ret_admin, unsigned *ret_strangers);
+
+/* The regular files passed under the names that notify_store was given (two of daemon/persist.h), or -1; the caller's,
+ * close-on-exec.  Call it before notify_sockets, which leaves those names alone. */
+void notify_memory(int *ret_arena, int *ret_table);
 
 #endif

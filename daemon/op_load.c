@@ -117,6 +117,8 @@ static void settle(load *l, bool wanted)
         rest_slot(l, l->of[k], wanted && c->lost == KVS_OK);
         if (it->status == KVS_E_CORRUPT || it->status == KVS_E_DEVICE)
             forget_block(l, l->of[k]);
+        else if (it->status == KVS_OK && l->job.items[k].verify)
+            directory_verified(c->dir, it->host);
         rest_host(l, it);
     }
     l->seat->users--;
@@ -315,10 +317,11 @@ static void fill_job(load *l)
             continue;
         row = pool_row_of(c->pool, it->host);
         l->of[k] = i;
-        l->job.items[k++] = (mover_item){.host = pool_address(c->pool, it->host),
-                                         .slot = it->slot,
-                                         .checksum = row->checksum,
-                                         .verify = c->config->pool_checksum && row->checksum != 0};
+        l->job.items[k++] = (mover_item){
+            .host = pool_address(c->pool, it->host),
+            .slot = it->slot,
+            .checksum = row->checksum,
+            .verify = row->checksum != 0 && (c->config->pool_checksum || directory_is_unverified(c->dir, it->host))};
     }
     l->job.n_items = k;
 }

@@ -1,73 +1,19 @@
-#include "daemon/pool.h"
+#include "daemon/pool_impl.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <xxhash.h>
 
-#include "daemon/sparse.h"
-
-enum {
-    N_STATES = POOL_QUARANTINED + 1,
-    MAX_EXTENTS = 1 << 20, /* each costs memory whether or not it is used */
-};
 #define MIB(n) ((uint64_t)(n) << 20)
 #define ULL(n) ((unsigned long long)(n))
 
-typedef struct extent {
-    uint32_t layout; /* POOL_NONE: unassigned, or not usable yet */
-    uint32_t n_slots;
-    uint32_t n_used;      /* slots from here on were never taken since the extent was bound: their rows are untouched */
-    uint32_t free_head;   /* of the slots below n_used that are free, by index; POOL_NONE */
-    uint32_t prev, next;  /* of the layout's extents that can give a slot, or of the unassigned ones */
-    uint32_t n[N_STATES]; /* slots in each state */
-    bool closing;
-} extent;
-
-typedef struct layout {
-    uint8_t digest[32];
-    uint64_t slot_bytes;
-    uint32_t per_extent;
-    uint32_t n_extents; /* that are not closing */
-    uint32_t avail;     /* extents with a free slot, POOL_NONE */
-    uint64_t n_slots;
-    uint64_t n[N_STATES];
-} layout;
-
-struct pool {
-    int arena_fd, table_fd;
-    uint8_t *arena;
-    sparse rows;  /* pool_row, in the table memfd */
-    sparse links; /* u32: next free index of the same extent */
-    uint64_t extent_bytes;
-    uint32_t rows_per_extent, n_extents, max_slots;
-    uint32_t n_usable; /* extents of the pieces that are usable: the leading ones */
-    bool stopped;      /* a piece failed: no more growth */
-    uint32_t unassigned, n_unassigned;
-    uint64_t waste;
-    extent *extents; /* [n_extents] */
-    uint32_t n_layouts;
-    layout layouts[POOL_MAX_LAYOUTS];
-};
-
 /* ---- create and destroy ---- */
-
-static kvs_status sealed_memfd(const char *name, uint64_t bytes, int *ret, kvs_err *err)
-{
-    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-    if (fd < 0)
-        return kvs_fail(err, KVS_E_SYS, "%s: memfd_create: %s", name, strerror(errno));
-    *ret = fd;
-    if (ftruncate(fd, (off_t)bytes) != 0)
-        return kvs_fail(err, KVS_E_SYS, "%s: cannot size it to %llu bytes: %s", name, ULL(bytes), strerror(errno));
-    if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0)
-        return kvs_fail(err, KVS_E_SYS, "%s: cannot seal it: %s", name, strerror(errno));
-    return KVS_OK;
-}
 
 /* An eighth of the pool within 64..256 MiB; then as much more as spreads the remainder, so that little is cut
  * off. */
@@ -106,15 +52,48 @@ static kvs_status choose_sizes(pool *p, const pool_config *c, kvs_err *err)
     return KVS_OK;
 }
 
+static table_geometry geometry_of(const pool *p)
+{
+    return (table_geometry){.extent_bytes = p->extent_bytes,
+                            .n_extents = p->n_extents,
+                            .max_slots = p->max_slots,
+                            .row_bytes = sizeof(pool_row),
+                            .rows_per_extent = p->rows_per_extent};
+}
+
+/* The sizes are chosen: is the earlier life's table of the same shape, or of one that only grew? */
+static bool fits(const pool *p, const table_geometry *had, char why[KVS_ERR_MSG_BYTES])
+{
+    const struct {
+        const char *what;
+        uint64_t found, wanted;
+    } same[] = {{"row bytes", had->row_bytes, sizeof(pool_row)},
+                {"extent bytes", had->extent_bytes, p->extent_bytes},
+                {"max_slots", had->max_slots, p->max_slots},
+                {"extents", had->n_extents, had->n_extents <= p->n_extents ? had->n_extents : p->n_extents}};
+
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++)
+        if (same[i].found != same[i].wanted) {
+            (void)snprintf(why, KVS_ERR_MSG_BYTES, "%s: found %llu, wanted %llu", same[i].what, ULL(same[i].found),
+                           ULL(same[i].wanted));
+            return false;
+        }
+    return true;
+}
+
+/* With no size of extents asked for, the one that the blocks are in will do. */
+static void keep_extent_size(pool_config *c, const table_geometry *had)
+{
+    if (c->extent_bytes == 0 && had->extent_bytes <= c->max_bytes &&
+        had->extent_bytes * had->n_extents <= c->max_bytes && c->max_bytes / had->extent_bytes <= MAX_EXTENTS)
+        c->extent_bytes = had->extent_bytes;
+}
+
 static kvs_status map_arena(pool *p, kvs_err *err)
 {
     uint64_t bytes = p->extent_bytes * p->n_extents;
-    kvs_status s = sealed_memfd("kvstride-arena", bytes, &p->arena_fd, err);
-    void *m;
+    void *m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, p->memory->arena_fd, 0);
 
-    if (s != KVS_OK)
-        return s;
-    m = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, p->arena_fd, 0);
     if (m == MAP_FAILED)
         return kvs_fail(err, KVS_E_NO_MEMORY, "arena: cannot map %llu bytes: %s", ULL(bytes), strerror(errno));
     p->arena = m;
@@ -123,17 +102,54 @@ static kvs_status map_arena(pool *p, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status map_tables(pool *p, kvs_err *err)
+/* The table and the arena, empty: what was in them is given back or used again before anything new is taken. */
+static kvs_status map_memory(pool *p, bool keep, kvs_err *err)
 {
-    uint64_t rows = pool_max_rows(p);
-    kvs_status s =
-        sealed_memfd("kvstride-slots", (rows * sizeof(pool_row) + 4095) & ~UINT64_C(4095), &p->table_fd, err);
+    table_geometry g = geometry_of(p);
+    kvs_status s = persist_fit(p->memory, p->extent_bytes * p->n_extents, table_bytes(&g), keep, err);
 
     if (s == KVS_OK)
-        s = sparse_init(&p->rows, p->table_fd, rows, sizeof(pool_row), err);
-    if (s == KVS_OK)
-        s = sparse_init(&p->links, -1, rows, sizeof(uint32_t), err);
+        s = table_open(&p->table, p->memory, &g, keep, err);
     return s;
+}
+
+static kvs_status open_memory(pool *p, const pool_config *config, kvs_err *err)
+{
+    pool_config c = *config;
+    table_geometry had = {0};
+    bool keep;
+    kvs_status s;
+
+    if (c.memory == NULL && (s = persist_open(&p->own, "", -1, -1, err)) != KVS_OK)
+        return s;
+    p->memory = c.memory != NULL ? c.memory : &p->own;
+    keep = table_peek(p->memory, &had, p->adoption.why);
+    if (keep)
+        keep_extent_size(&c, &had);
+    if ((s = choose_sizes(p, &c, err)) != KVS_OK)
+        return s;
+    keep = keep && fits(p, &had, p->adoption.why);
+    if ((s = map_memory(p, keep, err)) != KVS_OK || !keep)
+        return s;
+    p->n_adoptable = had.n_extents;
+    return KVS_OK;
+}
+
+/* The table does not verify: begin anew in the same memory. */
+static kvs_status begin_anew(pool *p, kvs_err *err)
+{
+    table_close(&p->table);
+    return map_memory(p, false, err);
+}
+
+static kvs_status make_books(pool *p, kvs_err *err)
+{
+    p->extents = calloc(p->n_extents, sizeof *p->extents);
+    if (p->extents == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "pool: no memory for %lu extents", (unsigned long)p->n_extents);
+    for (uint32_t e = 0; e < p->n_extents; e++)
+        p->extents[e].layout = POOL_NONE;
+    return sparse_init(&p->links, -1, pool_max_rows(p), sizeof(uint32_t), err);
 }
 
 kvs_status pool_create(pool **ret, const pool_config *c, kvs_err *err)
@@ -143,40 +159,45 @@ kvs_status pool_create(pool **ret, const pool_config *c, kvs_err *err)
 
     if (p == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "pool: no memory for %zu bytes", sizeof *p);
-    p->arena_fd = p->table_fd = -1;
+    p->own.arena_fd = p->own.table_fd = -1;
     p->unassigned = POOL_NONE;
-    if ((s = choose_sizes(p, c, err)) != KVS_OK)
-        goto fail;
-    p->extents = calloc(p->n_extents, sizeof *p->extents);
-    if (p->extents == NULL) {
-        s = kvs_fail(err, KVS_E_NO_MEMORY, "pool: no memory for %lu extents", (unsigned long)p->n_extents);
-        goto fail;
+    p->table.on_store = c->on_store;
+    p->table.ud = c->ud;
+    s = open_memory(p, c, err);
+    if (s == KVS_OK)
+        s = map_arena(p, err);
+    if (s == KVS_OK)
+        s = make_books(p, err);
+    if (s == KVS_OK && p->n_adoptable > 0) {
+        pool_adopt(p);
+        if (!p->adoption.adopted)
+            s = begin_anew(p, err);
     }
-    for (uint32_t e = 0; e < p->n_extents; e++)
-        p->extents[e].layout = POOL_NONE;
-    if ((s = map_arena(p, err)) != KVS_OK || (s = map_tables(p, err)) != KVS_OK)
-        goto fail;
+    if (s != KVS_OK) {
+        pool_destroy(p);
+        return s;
+    }
+    p->adoption.boots = p->table.head.boots;
     *ret = p;
     return KVS_OK;
-fail:
-    pool_destroy(p);
-    return s;
 }
 
 void pool_destroy(pool *p)
 {
     if (p == NULL)
         return;
-    sparse_fini(&p->rows);
+    table_close(&p->table);
     sparse_fini(&p->links);
     if (p->arena != NULL)
         (void)munmap(p->arena, p->extent_bytes * p->n_extents);
-    if (p->arena_fd >= 0)
-        (void)close(p->arena_fd);
-    if (p->table_fd >= 0)
-        (void)close(p->table_fd);
+    persist_close(&p->own);
     free(p->extents);
     free(p);
+}
+
+const pool_adoption *pool_adopted(const pool *p)
+{
+    return &p->adoption;
 }
 
 /* ---- lists of extents ---- */
@@ -228,10 +249,21 @@ void pool_piece_usable(pool *p)
     uint32_t n = next_piece_extents(p);
 
     assert(!p->stopped && n > 0);
-    for (uint32_t i = n; i-- > 0;) /* so that the lowest is taken first */
-        list_push(p, &p->unassigned, p->n_usable + i);
+    for (uint32_t i = n; i-- > 0;) { /* so that the lowest is taken first */
+        uint32_t e = p->n_usable + i;
+        extent *x = &p->extents[e];
+
+        if (x->layout == POOL_NONE) {
+            list_push(p, &p->unassigned, e);
+            p->n_unassigned++;
+            continue;
+        }
+        x->pending = false;
+        p->n_early--;
+        if (extent_can_give(x))
+            list_push(p, &p->layouts[x->layout].avail, e);
+    }
     p->n_usable += n;
-    p->n_unassigned += n;
 }
 
 void pool_piece_failed(pool *p)
@@ -241,12 +273,12 @@ void pool_piece_failed(pool *p)
 
 int pool_arena_fd(const pool *p)
 {
-    return p->arena_fd;
+    return p->memory->arena_fd;
 }
 
 int pool_table_fd(const pool *p)
 {
-    return p->table_fd;
+    return p->memory->table_fd;
 }
 
 uint64_t pool_extent_bytes(const pool *p)
@@ -285,6 +317,19 @@ static kvs_status check_layout(const pool *p, uint64_t slot_bytes, kvs_err *err)
     return KVS_OK;
 }
 
+/* A place in the table that no layout of ours has.  There are as many as layouts may be. */
+static uint32_t free_record(const pool *p)
+{
+    uint8_t used[POOL_MAX_LAYOUTS] = {0};
+    uint32_t i = 0;
+
+    for (uint32_t l = 0; l < p->n_layouts; l++)
+        used[p->layouts[l].record] = 1;
+    while (used[i])
+        i++;
+    return i;
+}
+
 kvs_status pool_layout_open(pool *p, const uint8_t digest[32], uint64_t slot_bytes, uint32_t *ret, kvs_err *err)
 {
     kvs_status s;
@@ -299,6 +344,8 @@ kvs_status pool_layout_open(pool *p, const uint8_t digest[32], uint64_t slot_byt
         return s;
     l = &p->layouts[p->n_layouts];
     memset(l, 0, sizeof *l);
+    l->record = free_record(p);
+    table_put_layout(&p->table, l->record, digest, slot_bytes);
     memcpy(l->digest, digest, 32);
     l->slot_bytes = slot_bytes;
     l->per_extent = (uint32_t)(p->extent_bytes / slot_bytes);
@@ -340,8 +387,10 @@ static void extent_bind(pool *p, uint32_t e, uint32_t layout_id)
 
     list_remove(p, &p->unassigned, e);
     p->n_unassigned--;
+    /* From here on a row of it is read as one of this layout; all of them are free. */
     if (p->max_slots != 0 && n > p->max_slots - l->n_slots)
         n = p->max_slots - l->n_slots;
+    table_put_extent(&p->table, e, l->record, (uint32_t)n);
     *x = (extent){.layout = layout_id, .n_slots = (uint32_t)n, .free_head = POOL_NONE};
     x->n[POOL_FREE] = (uint32_t)n;
     l->n_extents++;
@@ -362,14 +411,20 @@ static void extent_unbind_if_empty(pool *p, uint32_t e)
     l->n_slots -= x->n_slots;
     l->n[POOL_FREE] -= x->n_slots;
     p->waste -= p->extent_bytes - x->n_slots * l->slot_bytes;
+    table_put_extent(&p->table, e, TABLE_NONE, 0);
+    if (x->pending) {
+        p->n_early--; /* unassigned once its piece is usable */
+        *x = (extent){.layout = POOL_NONE};
+        return;
+    }
     *x = (extent){.layout = POOL_NONE};
     list_push(p, &p->unassigned, e);
     p->n_unassigned++;
 }
 
-static bool extent_can_give(const extent *x)
+bool extent_can_give(const extent *x)
 {
-    return !x->closing && (x->free_head != POOL_NONE || x->n_used < x->n_slots);
+    return !x->closing && !x->pending && (x->free_head != POOL_NONE || x->n_used < x->n_slots);
 }
 
 void pool_extent_close(pool *p, uint32_t e)
@@ -388,10 +443,28 @@ void pool_extent_close(pool *p, uint32_t e)
 
 /* ---- slots ---- */
 
+static uint64_t pair(uint32_t low, uint32_t high)
+{
+    return (uint64_t)high << 32 | low;
+}
+
+uint32_t row_check(const pool_row *r, pool_slot s)
+{
+    return (uint32_t)XXH3_64bits_withSeed(r, offsetof(pool_row, word), pair(s, r->ns));
+}
+
+void row_set_state(pool *p, pool_slot s, enum pool_state to, uint32_t check)
+{
+    pool_row *r = row_at(p, s);
+    pool_row next = {.state = (uint8_t)to, .ns = r->ns, .check = check};
+
+    table_store(&p->table, &r->word, next.word);
+}
+
 /* The one place where a slot changes its state. */
 static void slot_become(pool *p, pool_slot s, enum pool_state to)
 {
-    pool_row *r = sparse_at(&p->rows, s);
+    const pool_row *r = row_at(p, s);
     extent *x = &p->extents[s / p->rows_per_extent];
     layout *l = &p->layouts[x->layout];
 
@@ -399,12 +472,47 @@ static void slot_become(pool *p, pool_slot s, enum pool_state to)
     l->n[r->state]--;
     x->n[to]++;
     l->n[to]++;
-    __atomic_store_n(&r->state, (uint32_t)to, __ATOMIC_RELEASE);
+    row_set_state(p, s, to, to == POOL_READY ? row_check(r, s) : r->check);
 }
 
 static uint32_t slot_state(const pool *p, pool_slot s)
 {
-    return ((const pool_row *)sparse_at(&p->rows, s))->state;
+    return row_at(p, s)->state;
+}
+
+static void store_key(const pool *p, pool_row *r, const uint8_t key[32])
+{
+    for (size_t i = 0; i < sizeof r->key; i += 8) {
+        uint64_t w;
+
+        memcpy(&w, key + i, sizeof w);
+        table_store(&p->table, r->key + i, w);
+    }
+}
+
+/* A new life: writing, with nothing of the one before. */
+static void row_begin(pool *p, pool_slot s)
+{
+    static const uint8_t none[32];
+    pool_row *r = row_at(p, s);
+    const pool_row writing = {.state = POOL_WRITING};
+
+    slot_become(p, s, POOL_WRITING);
+    store_key(p, r, none);
+    table_store(&p->table, &r->checksum, 0);
+    table_store(&p->table, &r->gen, pair(r->gen + 1, 0));
+    table_store(&p->table, &r->word, writing.word);
+    table_store(&p->table, &r->parent, pair(POOL_NONE, 0));
+}
+
+/* On a tmpfs that is full the first touch of a page would kill us. */
+static bool row_is_there(pool *p, pool_slot s)
+{
+    uint64_t at = (uint64_t)s * sizeof(pool_row);
+
+    if (!p->memory->bounded || sparse_touched(&p->table.rows, s))
+        return true;
+    return persist_reserve(p->memory, table_rows_offset() + at, sizeof(pool_row), NULL) == KVS_OK;
 }
 
 kvs_status pool_take(pool *p, uint32_t layout_id, pool_slot *ret)
@@ -413,7 +521,6 @@ kvs_status pool_take(pool *p, uint32_t layout_id, pool_slot *ret)
     uint32_t e = l->avail, index;
     pool_slot s;
     extent *x;
-    pool_row *r;
 
     assert(layout_id < p->n_layouts);
     if (e == POOL_NONE) {
@@ -425,30 +532,45 @@ kvs_status pool_take(pool *p, uint32_t layout_id, pool_slot *ret)
     x = &p->extents[e];
     index = x->free_head;
     s = e * p->rows_per_extent + (index != POOL_NONE ? index : x->n_used);
+    if (!row_is_there(p, s))
+        return KVS_E_NO_SPACE;
     if (index != POOL_NONE)
         x->free_head = *(uint32_t *)sparse_at(&p->links, s);
     else
         x->n_used++;
     if (!extent_can_give(x))
         list_remove(p, &l->avail, e);
-    r = sparse_touch(&p->rows, s);
-    assert(r->state == POOL_FREE);
-    slot_become(p, s, POOL_WRITING);
-    memset(r->key, 0, sizeof r->key);
-    r->ns = 0;
-    r->gen++;
-    r->depth = 0;
-    r->checksum = 0;
-    r->parent = POOL_NONE;
-    r->parent_gen = 0;
+    (void)sparse_touch(&p->table.rows, s);
+    assert(slot_state(p, s) == POOL_FREE);
+    row_begin(p, s);
     *ret = s;
     return KVS_OK;
+}
+
+void pool_name(pool *p, pool_slot s, uint32_t ns, const uint8_t key[32], uint32_t depth)
+{
+    pool_row *r = row_at(p, s);
+    const pool_row named = {.state = POOL_WRITING, .ns = (uint16_t)ns};
+
+    assert(r->state == POOL_WRITING && ns < TABLE_MAX_NS);
+    store_key(p, r, key);
+    table_store(&p->table, &r->gen, pair(r->gen, depth));
+    table_store(&p->table, &r->word, named.word);
+}
+
+void pool_set_parent(pool *p, pool_slot s, pool_slot parent)
+{
+    pool_row *r = row_at(p, s);
+    uint32_t gen = row_at(p, parent)->gen;
+
+    if (r->parent != parent || r->parent_gen != gen)
+        table_store(&p->table, &r->parent, pair(parent, gen));
 }
 
 void pool_commit(pool *p, pool_slot s, uint64_t checksum)
 {
     assert(slot_state(p, s) == POOL_WRITING);
-    ((pool_row *)sparse_at(&p->rows, s))->checksum = checksum;
+    table_store(&p->table, &row_at(p, s)->checksum, checksum);
     slot_become(p, s, POOL_READY);
 }
 
@@ -481,13 +603,13 @@ void pool_release(pool *p, pool_slot s)
     x->free_head = s % p->rows_per_extent;
     if (x->closing)
         extent_unbind_if_empty(p, e);
-    else if (!could_give)
+    else if (!could_give && extent_can_give(x)) /* not while its piece is to come */
         list_push(p, &p->layouts[x->layout].avail, e);
 }
 
-pool_row *pool_row_of(const pool *p, pool_slot s)
+const pool_row *pool_row_of(const pool *p, pool_slot s)
 {
-    return s < pool_max_rows(p) ? sparse_at(&p->rows, s) : NULL;
+    return s < pool_max_rows(p) ? row_at(p, s) : NULL;
 }
 
 uint8_t *pool_address(const pool *p, pool_slot s)
@@ -540,13 +662,38 @@ uint32_t pool_extent_used(const pool *p, uint32_t e)
     return p->extents[e].n_used;
 }
 
+bool pool_extent_usable(const pool *p, uint32_t e)
+{
+    return e < p->n_usable;
+}
+
+/* ---- namespaces ---- */
+
+kvs_status pool_put_ns(pool *p, uint32_t number, const table_ns *ns, kvs_err *err)
+{
+    return table_put_ns(&p->table, number, ns, err);
+}
+
+enum table_found pool_get_ns(const pool *p, uint32_t number, table_ns *ret)
+{
+    return p->adoption.adopted ? table_get_ns(&p->table, number, ret) : TABLE_VOID;
+}
+
+void pool_drop_ns(pool *p, uint32_t number)
+{
+    table_drop_ns(&p->table, number);
+    table_trim(&p->table);
+}
+
+/* ---- sums ---- */
+
 void pool_get_bytes(const pool *p, pool_bytes *ret)
 {
     *ret = (pool_bytes){
-        .arena = p->n_usable * p->extent_bytes,
+        .arena = (uint64_t)(p->n_usable + p->n_early) * p->extent_bytes,
         .unassigned = p->n_unassigned * p->extent_bytes,
         .waste = p->waste,
-        .max = (p->stopped ? p->n_usable : p->n_extents) * p->extent_bytes,
+        .max = (uint64_t)(p->stopped ? p->n_usable + p->n_early : p->n_extents) * p->extent_bytes,
     };
     for (uint32_t i = 0; i < p->n_layouts; i++) {
         const layout *l = &p->layouts[i];
@@ -561,7 +708,7 @@ void pool_get_bytes(const pool *p, pool_bytes *ret)
 
 uint64_t pool_metadata_bytes(const pool *p)
 {
-    return sizeof *p + p->n_extents * sizeof *p->extents + sparse_resident(&p->rows) + sparse_resident(&p->links);
+    return sizeof *p + p->n_extents * sizeof *p->extents + sparse_resident(&p->table.rows) + sparse_resident(&p->links);
 }
 
 /* ---- check ---- */
@@ -625,8 +772,11 @@ static kvs_status check_layout_sums(const pool *p, uint32_t i, const layout *sum
     for (uint32_t st = 0; st < N_STATES; st++)
         if (sum->n[st] != l->n[st])
             return differs(err, "states of layout", i, sum->n[st], l->n[st]);
-    for (uint32_t e = l->avail; e != POOL_NONE && n_avail <= sum->avail; e = p->extents[e].next)
-        n_avail += p->extents[e].layout == i && extent_can_give(&p->extents[e]);
+    for (uint32_t e = l->avail; e != POOL_NONE && n_avail <= sum->avail; e = p->extents[e].next) {
+        if (p->extents[e].layout != i || !extent_can_give(&p->extents[e]))
+            return differs(err, "extent in the list of layout", i, e, p->extents[e].layout);
+        n_avail++;
+    }
     return n_avail == sum->avail ? KVS_OK : differs(err, "extents with room of layout", i, n_avail, sum->avail);
 }
 
@@ -650,11 +800,11 @@ kvs_status pool_check(const pool *p, kvs_err *err)
 
     if (sums == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "pool: no memory to check it");
-    for (uint32_t e = 0; e < p->n_usable && s == KVS_OK; e++) {
-        if (p->extents[e].layout == POOL_NONE)
-            unassigned++;
-        else
+    for (uint32_t e = 0; e < p->n_extents && s == KVS_OK; e++) {
+        if (p->extents[e].layout != POOL_NONE)
             s = check_extent(p, e, sums, err);
+        else
+            unassigned += e < p->n_usable;
     }
     for (uint32_t i = 0; i < p->n_layouts && s == KVS_OK; i++)
         s = check_layout_sums(p, i, &sums[i], err);

@@ -6,7 +6,8 @@
  * Knows bytes, extents, layouts as slot sizes, slot states.  Does not know namespaces' meaning, keys' use, eviction,
  * sockets or devices; never touches a byte of the arena.  Loop thread only (pool_address from any thread while the slot
  * is taken).
- * Owns two memfds: the arena (max_bytes of address space, usable piece by piece) and the slot table.
+ * Owns or borrows two memories: the arena (max_bytes of address space, usable piece by piece) and the slot table
+ * (daemon/table.h), which may hold the blocks of an earlier life.
  *
  *   arena:   | piece 0 (<= 256 MiB)  | piece 1 (<= 1 GiB) ...            a piece is a whole number of extents
  *            | extent | extent | ... | extent | ...                      an extent belongs to one layout at a time
@@ -16,17 +17,21 @@
  *                                   |                        `--pool_drain--> draining --pool_release--> free
  *                                   `--pool_release--> free      (any of them) --pool_quarantine--> quarantined
  *   extent:  pending (piece not usable yet) -> unassigned -> bound -> closing (no takes, emptied) -> unassigned
+ *            adopted with blocks in it: bound at once; nothing is taken from it until its piece is usable
  *
  * Conservation, in bytes, true after every call:
- *   unassigned + waste + free + writing + ready + draining + quarantined = arena (the usable pieces) */
+ *   unassigned + waste + free + writing + ready + draining + quarantined = arena (the usable pieces, and the
+ *   extents that were adopted before their piece is usable) */
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/persist.h"
+#include "daemon/table.h"
 #include "proto/status.h"
 
-enum { POOL_SLOT_MIN_BYTES = 1024, POOL_MAX_LAYOUTS = 256 };
+enum { POOL_SLOT_MIN_BYTES = 1024, POOL_MAX_LAYOUTS = TABLE_MAX_LAYOUTS };
 #define POOL_NONE UINT32_C(0xffffffff)
 
 typedef struct pool pool;
@@ -40,15 +45,24 @@ enum pool_state { /* the numbers are in the slot table: append only */
                   POOL_QUARANTINED = 4, /* the hardware may still touch it */
 };
 
-/* One row of the slot table, 64 bytes, in a memfd that outlives the process.  Written in this order: state = writing
- * (release) before any byte moves; the rest; checksum; state = ready (release) last.  Freed by state = free first. */
+/* One row of the slot table, 64 bytes, in memory that outlives the process; written by the pool only, in stores of 8 bytes,
+ * in this order: state = writing before any byte moves; the rest; checksum; state = ready with `check` last.  Freed by
+ * state = free first.  The parent is a hint that changes while the row is ready: one store, seen through by its
+ * generation, and not part of the check. */
 typedef struct pool_row {
     uint8_t key[32];
-    uint32_t ns;    /* daemon/directory's number */
-    uint32_t gen;   /* counts the lives of this slot */
-    uint32_t state; /* enum pool_state; atomic */
-    uint32_t depth; /* position in its prefix chain */
-    uint64_t checksum;
+    uint64_t checksum; /* of the block; 0: none was made */
+    uint32_t gen;      /* counts the lives of this slot */
+    uint32_t depth;    /* position in its prefix chain */
+    union {
+        struct {
+            uint8_t state; /* enum pool_state */
+            uint8_t reserved;
+            uint16_t ns;    /* daemon/directory's number */
+            uint32_t check; /* of key, checksum, gen, depth, ns and the slot's number, once it was ready */
+        };
+        uint64_t word;
+    };
     uint32_t parent; /* pool_slot of the block before it, or POOL_NONE */
     uint32_t parent_gen;
 } pool_row;
@@ -59,7 +73,22 @@ typedef struct pool_config {
     uint64_t extent_bytes; /* 0 = max_bytes / 8 within 64..256 MiB (at most max_bytes), enlarged so that the extents
                             * cover max_bytes; rounded down to 4 KiB; at most 2^20 extents */
     uint32_t max_slots;    /* of each layout; 0 = no cap */
+    persist *memory;       /* borrowed until pool_destroy; NULL: memfds of its own.  What an earlier life left in it is
+                            * adopted, with that life's extent size if extent_bytes is 0 and max_bytes did not shrink */
+    void (*on_store)(void *ud); /* for tests: before each store to the table; NULL */
+    void *ud;
 } pool_config;
+
+/* What became of an earlier life's blocks when the pool was made. */
+typedef struct pool_adoption {
+    bool adopted;    /* the table was taken over; ready rows are the directory's to find or release */
+    uint64_t ready;  /* rows that came back */
+    uint64_t freed;  /* that were being written, drained or quarantined */
+    uint64_t torn;   /* ready, but their check does not match */
+    uint64_t no_sum; /* ready, but stored without a checksum: nobody could tell whether the bytes are right */
+    uint64_t boots;  /* lives that had this table, with this one */
+    char why[KVS_ERR_MSG_BYTES]; /* "" or why the table was refused: what, found, wanted */
+} pool_adoption;
 
 typedef struct pool_bytes { /* the conservation law's terms, and subsets kept by the directory */
     uint64_t arena, unassigned, waste, free, writing, ready, draining, quarantined;
@@ -84,6 +113,7 @@ void pool_piece_failed(pool *p);  /* it is left out, with all behind it */
 int pool_arena_fd(const pool *p); /* borrowed */
 int pool_table_fd(const pool *p); /* borrowed */
 uint64_t pool_extent_bytes(const pool *p);
+const pool_adoption *pool_adopted(const pool *p);
 
 /* ---- layouts ---- */
 /* Find or add the layout with this digest.  E_LIMIT with both numbers: slot larger than an extent, smaller than
@@ -96,11 +126,14 @@ void pool_layout_get(const pool *p, uint32_t layout, pool_layout_info *ret);
 /* A free slot of the layout, binding an unassigned extent if need be; now POOL_WRITING, gen counted up, key and ns
  * zero.  E_NO_SPACE: nothing free; the caller evicts from this layout or closes an extent of another. */
 kvs_status pool_take(pool *p, uint32_t layout, pool_slot *ret);
+/* What a slot in state writing will hold. */
+void pool_name(pool *p, pool_slot s, uint32_t ns, const uint8_t key[32], uint32_t depth);
+void pool_set_parent(pool *p, pool_slot s, pool_slot parent);
 void pool_commit(pool *p, pool_slot s, uint64_t checksum); /* writing -> ready */
 void pool_drain(pool *p, pool_slot s);                     /* ready -> draining */
 void pool_release(pool *p, pool_slot s);                   /* writing, ready, draining or quarantined -> free */
 void pool_quarantine(pool *p, pool_slot s);                /* writing, ready or draining -> quarantined */
-pool_row *pool_row_of(const pool *p, pool_slot s);         /* never NULL for a slot that pool_take gave out */
+const pool_row *pool_row_of(const pool *p, pool_slot s);   /* never NULL for a slot that pool_take gave out */
 uint8_t *pool_address(const pool *p, pool_slot s);
 uint32_t pool_layout_of(const pool *p, pool_slot s);
 uint32_t pool_max_rows(const pool *p); /* slots are below this */
@@ -113,7 +146,13 @@ uint32_t pool_extent_layout(const pool *p, uint32_t extent, pool_slot *ret_first
 /* Slots first .. first + this - 1 may be taken or have been; the rows behind them were not touched, and reading one
  * would make it cost memory. */
 uint32_t pool_extent_used(const pool *p, uint32_t extent);
+bool pool_extent_usable(const pool *p, uint32_t extent); /* else a slot that becomes free in it cannot be taken yet */
 void pool_extent_close(pool *p, uint32_t extent); /* no more takes from it; unassigned as soon as its slots are free */
+
+/* ---- namespaces in the table: the directory's, kept beside the rows that name them ---- */
+kvs_status pool_put_ns(pool *p, uint32_t number, const table_ns *ns, kvs_err *err);
+enum table_found pool_get_ns(const pool *p, uint32_t number, table_ns *ret);
+void pool_drop_ns(pool *p, uint32_t number);
 
 void pool_get_bytes(const pool *p, pool_bytes *ret);
 uint64_t pool_metadata_bytes(const pool *p); /* resident bookkeeping for the rows in bound extents */

@@ -18,6 +18,7 @@
 #include <sys/types.h>
 
 #include "config/config.h"
+#include "daemon/persist.h"
 #include "daemon/work.h"
 #include "kernels/device.h"
 #include "proto/frame.h"
@@ -39,6 +40,9 @@ typedef struct core core;
 /* boot_id is made here.  Starts the worker threads and the background growth of the arena.  sink: where their
  * completions go; the loop must run each work's on_done. */
 kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink, uint64_t now_us, kvs_err *err);
+/* The same in memory that may hold an earlier life's blocks; borrowed until core_destroy.  NULL: new memory. */
+kvs_status core_create_on(core **ret, const config *c, device *dev, work_sink sink, persist *memory, uint64_t now_us,
+                          kvs_err *err);
 /* Everything is refused with E_STATE from now on, but CANCEL, HEALTH and STATUS.  Jobs that have not begun are answered
  * E_CANCELLED, those that run go on to their end. */
 void core_drain(core *c);

@@ -135,6 +135,6 @@ void directory_reset(directory *d, uint32_t tenant, uint32_t ns, bool pinned_too
     for (uint32_t e = 0; e < pool_n_extents(d->pool); e++)
         reset_extent(d, &w, e);
     for (uint32_t i = 0; i < d->n_ns && d->on_event != NULL; i++)
-        if (in_sweep(d, &w, i) && is_told_at_once(d, &w, i))
+        if (d->ns[i] != NULL && in_sweep(d, &w, i) && is_told_at_once(d, &w, i))
             d->on_event(d->ud, WIRE_EVENT_RESET, WIRE_CAUSE_NONE, i, 0, no_key);
 }

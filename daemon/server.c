@@ -92,15 +92,17 @@ static const char *is_full(const server *s, const listener *l, int fd)
 
 static void refuse(listener *l, const char *why)
 {
+    const conn_host *h = &l->server->host;
     uint64_t now = conn_now_us();
 
     l->refused++;
     l->refused_why = why;
     if (l->refused_line_us != 0 && now - l->refused_line_us < REFUSED_LINE_US)
         return;
-    log_event(LOG_LEVEL_WARN, "clients_refused", " reason=%s socket=%s n=%llu clients=%u max_clients=%lld", why,
-              l->is_admin ? "admin" : "client", (unsigned long long)l->refused, l->server->host.n_clients,
-              (long long)l->server->cfg.config->max_clients);
+    log_event(LOG_LEVEL_WARN, "clients_refused", " reason=%s socket=%s n=%llu places=%lld taken=%u", why,
+              l->is_admin ? "admin" : "client", (unsigned long long)l->refused,
+              l->is_admin ? (long long)SERVER_ADMIN_PLACES : (long long)l->server->cfg.config->max_clients,
+              l->is_admin ? h->n_admins : h->n_clients);
     l->refused_line_us = now;
     l->refused = 0;
 }

@@ -12,6 +12,11 @@ static uint64_t map_pages(const sparse *a)
 
 kvs_status sparse_init(sparse *a, int fd, uint64_t n, size_t item, kvs_err *err)
 {
+    return sparse_init_at(a, fd, 0, n, item, err);
+}
+
+kvs_status sparse_init_at(sparse *a, int fd, uint64_t at, uint64_t n, size_t item, kvs_err *err)
+{
     const uint64_t page = UINT64_C(1) << SPARSE_PAGE_SHIFT;
     uint64_t bytes;
     void *base;
@@ -22,7 +27,7 @@ kvs_status sparse_init(sparse *a, int fd, uint64_t n, size_t item, kvs_err *err)
                         (unsigned long long)n, item);
     bytes = (n * item + page - 1) & ~(page - 1);
     base = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_NORESERVE, fd, 0);
+                (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_NORESERVE, fd, (off_t)at);
     if (base == MAP_FAILED)
         return kvs_fail(err, KVS_E_NO_MEMORY, "table: cannot map %llu bytes: %s", (unsigned long long)bytes,
                         strerror(errno));

@@ -11,6 +11,7 @@
  * before it is first written; an item that was never touched is zero, and reading it in a memfd would
  * allocate its page, so don't. */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -29,6 +30,8 @@ typedef struct sparse {
 /* fd: a file of at least n * item bytes to map, or -1 for private memory.  item divides the page size or is a
  * multiple of 8.  On failure nothing is held. */
 kvs_status sparse_init(sparse *a, int fd, uint64_t n, size_t item, kvs_err *err);
+/* The same with the items from byte `at` of the file on, a multiple of the page size. */
+kvs_status sparse_init_at(sparse *a, int fd, uint64_t at, uint64_t n, size_t item, kvs_err *err);
 void sparse_fini(sparse *a); /* zeros, and what sparse_init left behind on failure, are fine */
 
 static inline void *sparse_at(const sparse *a, uint64_t index)
@@ -44,6 +47,14 @@ static inline void sparse_touch_page(sparse *a, uint64_t page)
         a->seen[page >> 3] |= bit;
         a->n_pages++;
     }
+}
+
+/* Is the page of this item's first byte one that was written? */
+static inline bool sparse_touched(const sparse *a, uint64_t index)
+{
+    uint64_t page = index * a->item >> SPARSE_PAGE_SHIFT;
+
+    return (a->seen[page >> 3] & (1u << (page & 7))) != 0;
 }
 
 static inline void *sparse_touch(sparse *a, uint64_t index)

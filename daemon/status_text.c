@@ -10,6 +10,16 @@
 
 /* ---- summary ---- */
 
+static void put_adoption(const pool_adoption *a, json_writer *w)
+{
+    json_put_u64(w, "lives", a->boots);
+    json_put_bool(w, "warm", a->adopted);
+    json_put_string(w, "table_refused", a->why);
+    json_put_u64(w, "adopted_unfinished", a->freed);
+    json_put_u64(w, "adopted_torn", a->torn);
+    json_put_u64(w, "adopted_no_checksum", a->no_sum);
+}
+
 static void put_pool(const core *c, json_writer *w)
 {
     pool_bytes b;
@@ -30,6 +40,7 @@ static void put_pool(const core *c, json_writer *w)
     json_put_u64(w, "pieces_usable", c->n_pieces);
     json_put_bool(w, "growing", c->is_growing);
     json_put_bool(w, "piece_failed", c->grow_failed);
+    put_adoption(pool_adopted(c->pool), w);
     json_end(w);
 }
 
@@ -79,6 +90,9 @@ static void put_directory(const core *c, json_writer *w)
     json_put_u64(w, "dropped", d.dropped);
     json_put_u64(w, "rebound", d.rebound);
     json_put_u64(w, "no_space", d.no_space);
+    json_put_u64(w, "adopted", d.adopted);
+    json_put_u64(w, "refused", d.refused);
+    json_put_u64(w, "unverified", d.unverified);
     json_put_u64(w, "oldest_lease_us", d.oldest_lease_us);
     json_put_u64(w, "metadata_bytes", d.metadata_bytes);
     json_end(w);

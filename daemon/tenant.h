@@ -17,6 +17,8 @@ enum { TENANT_DEFAULT = 0 };
 #define TENANT_ADMIN UINT32_C(0xffffffff) /* "everybody's" where the directory asks for a tenant */
 
 const char *tenant_name(uint32_t tenant);
+/* The tenant of an earlier life's name; false: there is none of that name any more. */
+bool tenant_find(const config *c, const char *name, uint32_t *ret);
 
 /* May a peer of `tenant` name what belongs to `owner`? */
 bool tenant_may(uint32_t tenant, uint32_t owner);

@@ -265,6 +265,8 @@ static kvs_status send_all(wire_link *l, const link_frame *q, int64_t deadline, 
         }
         if (n == -ETOOMANYREFS)
             return kvs_fail(err, KVS_E_LIMIT, "too many descriptors are in flight (RLIMIT_NOFILE)");
+        if (n == -EPIPE || n == -ECONNRESET) /* without a word: all its places are taken, or it is ending */
+            return kvs_fail(err, KVS_E_AWAY, "the daemon closed the connection");
         if (n != -EAGAIN)
             return kvs_fail(err, KVS_E_AWAY, "send: %s", strerror((int)-n));
         s = await(l, POLLOUT, deadline, err);

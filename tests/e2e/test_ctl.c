@@ -708,7 +708,8 @@ static int run_on_terminal(const char *words, char *text, size_t cap)
     ssize_t n;
     pid_t pid;
 
-    cr_assert_eq(openpty(&master, &terminal, NULL, NULL, NULL), 0);
+    if (openpty(&master, &terminal, NULL, NULL, NULL) != 0)
+        cr_skip_test("no terminal to be had here: %s", strerror(errno));
     (void)fcntl(master, F_SETFD, FD_CLOEXEC);
     pid = start(words, terminal, terminal);
     (void)close(terminal);

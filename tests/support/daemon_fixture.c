@@ -111,10 +111,45 @@ static void refuse_memory(void)
         die("seccomp");
 }
 
+/* What the service manager does with FDSTORE=1 and FDSTOREREMOVE=1.  Takes fd. */
+static void store_fd(const daemon_fixture *d, const char *text, int fd)
+{
+    const int at = strstr(text, "FDNAME=kvs-arena") != NULL ? 0 : strstr(text, "FDNAME=kvs-table") != NULL ? 1 : -1;
+
+    if (d->stored_fd != NULL && at >= 0 && strstr(text, "FDSTOREREMOVE=1") != NULL && d->stored_fd[at] >= 0) {
+        (void)close(d->stored_fd[at]);
+        d->stored_fd[at] = -1;
+    }
+    if (d->stored_fd != NULL && at >= 0 && fd >= 0 && d->stored_fd[at] < 0)
+        d->stored_fd[at] = fcntl(fd, F_DUPFD_CLOEXEC, 20);
+    if (fd >= 0)
+        (void)close(fd);
+}
+
+/* The next notification, or false. */
+static bool hear(const daemon_fixture *d, char *text, size_t cap)
+{
+    char control[CMSG_SPACE(sizeof(int))];
+    struct iovec v = {text, cap - 1};
+    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    ssize_t n = recvmsg(d->notify_fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    const struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&m) : NULL;
+    int fd = -1;
+
+    if (n <= 0)
+        return false;
+    text[n] = '\0';
+    if (c != NULL && c->cmsg_type == SCM_RIGHTS)
+        memcpy(&fd, CMSG_DATA(c), sizeof fd);
+    store_fd(d, text, fd);
+    return true;
+}
+
 /* In the child: everything but the program itself. */
 static void prepare(const daemon_fixture *d)
 {
-    char text[128];
+    static const char *const NAMES[] = {"client", "admin", "kvs-arena", "kvs-table"};
+    char text[128], names[128] = "";
     int log = open(d->log, O_WRONLY | O_CREAT | O_APPEND, 0600), n = 0;
     sigset_t none;
 
@@ -130,13 +165,20 @@ static void prepare(const daemon_fixture *d)
         (void)setrlimit(RLIMIT_NOFILE, &(struct rlimit){d->max_fds, d->max_fds});
     if (d->no_memory)
         refuse_memory();
-    if (d->listen_fd[0] < 0)
+    for (int i = 0; i < 4; i++) {
+        int fd = i < 2 ? d->listen_fd[i] : d->stored_fd != NULL ? d->stored_fd[i - 2] : -1;
+
+        if (fd < 0)
+            continue;
+        (void)dup2(fd, 3 + n); /* clears close-on-exec; the fixture takes fds from 10 on */
+        (void)snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", n > 0 ? ":" : "", NAMES[i]);
+        n++;
+    }
+    if (n == 0)
         return;
-    for (int i = 0; i < 2 && d->listen_fd[i] >= 0; i++, n++)
-        (void)dup2(d->listen_fd[i], 3 + i); /* clears close-on-exec; the fixture takes fds from 10 on */
     (void)snprintf(text, sizeof text, "%d", n);
     (void)setenv("LISTEN_FDS", text, 1);
-    (void)setenv("LISTEN_FDNAMES", n == 2 ? "client:admin" : "client", 1);
+    (void)setenv("LISTEN_FDNAMES", names, 1);
     (void)snprintf(text, sizeof text, "%d", (int)getpid());
     (void)setenv("LISTEN_PID", text, 1);
 }
@@ -150,7 +192,7 @@ void daemon_spawn(daemon_fixture *d, const char *const *more)
 
     while (more != NULL && *more != NULL && n < MAX_ARGS - 1)
         args[n++] = *more++;
-    while (recv(d->notify_fd, drained, sizeof drained, MSG_DONTWAIT) > 0)
+    while (hear(d, drained, sizeof drained))
         ; /* of an earlier life */
     program_path(program, sizeof program);
     d->pid = fork();
@@ -188,10 +230,8 @@ bool daemon_wait_notified(const daemon_fixture *d, const char *word, int timeout
     for (;;) {
         struct pollfd p = {.fd = d->notify_fd, .events = POLLIN};
         char text[1024];
-        ssize_t n = recv(d->notify_fd, text, sizeof text - 1, MSG_DONTWAIT);
 
-        if (n > 0) {
-            text[n] = '\0';
+        if (hear(d, text, sizeof text)) {
             if (strstr(text, word) != NULL)
                 return true;
             continue;

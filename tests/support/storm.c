@@ -911,7 +911,9 @@ static void live(engine *e)
             do_rebuild(e);
         else
             DEEDS[rnd_below(&e->r, sizeof DEEDS / sizeof DEEDS[0])](e);
-        atomic_fetch_add(&e->board->ops, 1);
+        if (atomic_fetch_add(&e->board->ops, 1) >=
+            e->plan->ops) /* enough: leave the machine to those who count kills */
+            (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
 }
 

@@ -360,7 +360,7 @@ Test(config, later_parse_keeps_keys_that_it_does_not_name)
 Test(config, socket_paths_are_absolute_and_fit_an_address)
 {
     static const bad BAD[] = {
-        {"{\"socket\": {\"path\": \"\"}}", "socket.path: \"\" has 0 bytes; a socket path has 1..107"},
+        {"{\"socket\": {\"path\": \"\"}}", "socket.path: \"\" has 0 bytes; a path has 1..107"},
         {"{\"socket\": {\"path\": \"run/x\"}}", "socket.path: \"run/x\" is not absolute"},
         {"{\"socket\": {\"path\": \"@kvs\"}}", "abstract name"},
         {"{\"socket\": {\"path\": \"\\u0000kvs\"}}", "\\u0000 is not allowed"},
@@ -378,7 +378,7 @@ Test(config, socket_paths_are_absolute_and_fit_an_address)
     path[107] = 'a';
     path[108] = '\0';
     (void)snprintf(text, sizeof text, "{\"socket\": {\"path\": \"%s\"}}", path);
-    refuse(text, "has 108 bytes; a socket path has 1..107");
+    refuse(text, "has 108 bytes; a path has 1..107");
 }
 
 Test(config, words_come_from_their_choices)

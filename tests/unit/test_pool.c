@@ -19,7 +19,9 @@ static pool *make(uint64_t max, uint64_t extent, uint32_t max_slots)
     uint64_t bytes;
     void *at;
 
-    cr_assert_eq(pool_create(&p, &(pool_config){max, extent, max_slots}, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(
+        pool_create(&p, &(pool_config){.max_bytes = max, .extent_bytes = extent, .max_slots = max_slots}, &err), KVS_OK,
+        "%s", err.msg);
     while (pool_next_piece(p, &at, &bytes))
         pool_piece_usable(p);
     return p;
@@ -52,7 +54,7 @@ static kvs_status try_create(uint64_t max, uint64_t extent, char msg[KVS_ERR_MSG
 {
     kvs_err err = {0};
     pool *p = NULL;
-    kvs_status s = pool_create(&p, &(pool_config){max, extent, 0}, &err);
+    kvs_status s = pool_create(&p, &(pool_config){.max_bytes = max, .extent_bytes = extent, .max_slots = 0}, &err);
 
     memcpy(msg, err.msg, KVS_ERR_MSG_BYTES);
     pool_destroy(p);
@@ -165,16 +167,17 @@ Test(pool, gives_each_life_of_a_slot_a_clean_row_and_a_new_generation)
 {
     pool *p = make(4096, 4096, 0);
     uint32_t l = open_layout(p, 1, 4096), gen;
-    pool_row *r;
+    const pool_row *r;
+    uint8_t key[32];
     pool_slot s;
 
     cr_assert_eq(pool_take(p, l, &s), KVS_OK);
     r = pool_row_of(p, s);
     cr_assert_eq(r->state, POOL_WRITING);
     gen = r->gen;
-    memset(r->key, 0xff, 32);
-    r->ns = 9;
-    r->depth = 9;
+    memset(key, 0xff, sizeof key);
+    pool_name(p, s, 9, key, 9);
+    cr_assert(memcmp(r->key, key, 32) == 0 && r->ns == 9 && r->depth == 9 && r->gen == gen);
     pool_commit(p, s, 77);
     cr_assert_eq(r->checksum, 77);
     cr_assert_eq(r->state, POOL_READY);
@@ -222,7 +225,11 @@ Test(pool, grows_piece_by_piece_and_stops_at_a_failure)
     void *at, *second;
     pool_bytes b;
 
-    cr_assert_eq(pool_create(&p, &(pool_config){UINT64_C(3) << 30, UINT64_C(64) << 20, 0}, NULL), KVS_OK);
+    cr_assert_eq(
+        pool_create(&p,
+                    &(pool_config){.max_bytes = UINT64_C(3) << 30, .extent_bytes = UINT64_C(64) << 20, .max_slots = 0},
+                    NULL),
+        KVS_OK);
     l = open_layout(p, 1, 1 << 20);
     cr_assert_eq(pool_take(p, l, &s), KVS_E_NO_SPACE);
     cr_assert(pool_next_piece(p, &at, &bytes));
@@ -350,7 +357,8 @@ Test(pool, says_what_failed_when_it_cannot_be_made)
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &old), 0);
     none.rlim_max = old.rlim_max;
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
-    cr_expect_eq(pool_create(&p, &(pool_config){1 << 20, 0, 0}, &err), KVS_E_SYS);
+    cr_expect_eq(pool_create(&p, &(pool_config){.max_bytes = 1 << 20, .extent_bytes = 0, .max_slots = 0}, &err),
+                 KVS_E_SYS);
     cr_assert_eq(setrlimit(RLIMIT_NOFILE, &old), 0);
     cr_assert(strstr(err.msg, "memfd_create") != NULL, "%s", err.msg);
     cr_assert_null(p);
@@ -370,7 +378,7 @@ Test(pool, survives_missing_address_space)
 
         tight = (struct rlimit){mib << 20, old.rlim_max};
         cr_assert_eq(setrlimit(RLIMIT_AS, &tight), 0);
-        s = pool_create(&p, &(pool_config){UINT64_C(1) << 30, 0, 0}, &err);
+        s = pool_create(&p, &(pool_config){.max_bytes = UINT64_C(1) << 30, .extent_bytes = 0, .max_slots = 0}, &err);
         cr_assert_eq(setrlimit(RLIMIT_AS, &old), 0);
         cr_assert(s == KVS_OK || s == KVS_E_NO_MEMORY, "%s", err.msg);
         if (mib <= 1024)
@@ -390,7 +398,7 @@ static uint64_t next_random(uint64_t *x)
 static void random_step(pool *p, const uint32_t *layouts, pool_slot *live, uint32_t *n, uint64_t *x)
 {
     uint32_t k = *n > 0 ? (uint32_t)(next_random(x) % *n) : 0;
-    pool_row *r = *n > 0 ? pool_row_of(p, live[k]) : NULL;
+    const pool_row *r = *n > 0 ? pool_row_of(p, live[k]) : NULL;
     uint64_t what = next_random(x) % 16;
 
     if (what < 7 || r == NULL) {

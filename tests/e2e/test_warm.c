@@ -1,0 +1,379 @@
+/* The real daemon, killed under load and started again on the memory that it left. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/client/kvstride.h"
+#include "proto/ctl/pattern.h"
+#include "tests/support/daemon_fixture.h"
+#include "tests/support/raw_client.h"
+
+#define OK(call) check((call), KVS_OK, #call)
+
+enum {
+    TOKENS = 64,
+    LAYERS = 4,
+    BLOCK = TOKENS * LAYERS * 1152, /* 288 KiB: a kill often comes in the middle of a copy */
+    SLOTS = 4,
+    WRITERS = 2,
+    KEEP = 40,       /* blocks that a writer has at most */
+    HISTORY = 1024,  /* ids that a writer remembers */
+    LIFE_ACKS = 150, /* at most, between two kills */
+    DEADLINE_MS = 20000,
+};
+
+static kvs_err err;
+
+static void check(kvs_status s, kvs_status want, const char *what)
+{
+    cr_assert_eq(s, want, "%s: %s (%s) where %s was due", what, kvs_status_name(s), s != KVS_OK ? err.msg : "",
+                 kvs_status_name(want));
+}
+
+/* ---- a folder on a tmpfs ---- */
+
+static char pool_dir[64];
+
+static void make_pool_dir(void)
+{
+    (void)snprintf(pool_dir, sizeof pool_dir, "/dev/shm/kvs-warm-XXXXXX");
+    cr_assert_not_null(mkdtemp(pool_dir));
+}
+
+static void file_in_pool(const char *name, char *ret, size_t cap)
+{
+    (void)snprintf(ret, cap, "%s/%s", pool_dir, name);
+}
+
+static void remove_pool_dir(void)
+{
+    char path[96];
+
+    file_in_pool("kvs-arena", path, sizeof path);
+    (void)unlink(path);
+    file_in_pool("kvs-table", path, sizeof path);
+    (void)unlink(path);
+    (void)rmdir(pool_dir);
+}
+
+static void configure(const daemon_fixture *d, const char *max_bytes, bool dir, bool checksum)
+{
+    char text[512];
+
+    (void)snprintf(text, sizeof text,
+                   "{\"pool\": {\"max_bytes\": \"%s\", \"path\": \"%s\", \"checksum\": %s}, \"device\": {\"kind\": "
+                   "\"cpu\"}, \"drain\": {\"timeout_ms\": 2000}}",
+                   max_bytes, dir ? pool_dir : "", checksum ? "true" : "false");
+    daemon_configure(d, text);
+}
+
+/* ---- a client with a few slots ---- */
+
+typedef struct engine {
+    kvs_client *c;
+    kvs_ns *ns;
+    kvs_region *region;
+    kvs_slot slots[SLOTS];
+    uint8_t *base;
+    kvs_region_info info;
+} engine;
+
+static kvs_status engine_try(engine *e, const daemon_fixture *d, kvs_err *ret)
+{
+    kvs_plane planes[LAYERS];
+    kvs_options o = KVS_OPTIONS_INIT;
+    kvs_namespace desc;
+    uint64_t bytes;
+    void *base;
+    kvs_status s;
+
+    o.path = d->socket;
+    o.name = "warm";
+    o.timeout_ms = 10000;
+    memset(e, 0, sizeof *e);
+    s = kvs_namespace_mla("m", "r", KVS_FORMAT_mla_bf16, LAYERS, TOKENS, planes, &desc, ret);
+    if (s == KVS_OK)
+        s = kvs_connect(&e->c, &o, ret);
+    if (s == KVS_OK)
+        s = kvs_open(e->c, &desc, &e->ns, 0, ret);
+    if (s == KVS_OK)
+        s = kvs_region_create(e->ns, 0, SLOTS, &e->region, 0, ret);
+    if (s == KVS_OK)
+        s = kvs_region_map(e->region, &base, &bytes, ret);
+    if (s == KVS_OK)
+        s = kvs_slot_take(e->region, SLOTS, e->slots, 0, ret);
+    if (s != KVS_OK)
+        return s;
+    e->base = base;
+    kvs_region_get(e->region, &e->info);
+    return KVS_OK;
+}
+
+static void engine_open(engine *e, const daemon_fixture *d)
+{
+    OK(engine_try(e, d, &err));
+}
+
+static uint8_t *slot_at(const engine *e, uint32_t i)
+{
+    return e->base + e->slots[i].slot * e->info.slot_stride;
+}
+
+static kvs_status store_ids(engine *e, const uint64_t *ids, uint32_t n, kvs_status *results, kvs_err *ret)
+{
+    uint8_t keys[SLOTS][32];
+    kvs_store_args a = {
+        .ns = e->ns, .region = e->region, .n = n, .keys = keys[0], .slots = e->slots, .results = results};
+
+    for (uint32_t i = 0; i < n; i++) {
+        pattern_key(ids[i], keys[i]);
+        pattern_fill(keys[i], slot_at(e, i), BLOCK);
+    }
+    return kvs_store(&a, 0, ret);
+}
+
+/* E_CORRUPT also if the daemon thinks that it is right and the bytes are not the key's. */
+static kvs_status load_id(engine *e, uint64_t id, kvs_err *ret)
+{
+    uint8_t key[32];
+    kvs_load_result result = {0};
+    kvs_load_args a = {.ns = e->ns, .region = e->region, .n = 1, .keys = key, .slots = e->slots, .results = &result};
+    kvs_status s;
+
+    pattern_key(id, key);
+    memset(slot_at(e, 0), 0, BLOCK);
+    s = kvs_load(&a, 0, ret);
+    if (s == KVS_E_PARTIAL)
+        return result.status;
+    return s == KVS_OK && pattern_verify(key, slot_at(e, 0), BLOCK) != BLOCK ? KVS_E_CORRUPT : s;
+}
+
+static uint64_t status_number(engine *e, const char *name)
+{
+    kvs_report_args summary = KVS_REPORT_SUMMARY;
+    unsigned long long v = 0;
+    char *text, wanted[64];
+    const char *at;
+    size_t len;
+
+    OK(kvs_report_alloc(e->c, &summary, &text, &len, 0, &err));
+    (void)snprintf(wanted, sizeof wanted, "\"%s\":", name);
+    at = strstr(text, wanted);
+    cr_assert_not_null(at, "%s is not in %s", name, text);
+    cr_assert_eq(sscanf(at + strlen(wanted), "%llu", &v), 1);
+    kvs_free(text);
+    return v;
+}
+
+/* ---- writers that remember what they were told ---- */
+
+enum fate { NOTHING, PRESENT, EITHER, GONE };
+
+typedef struct writer {
+    const daemon_fixture *d;
+    pthread_t thread;
+    uint64_t first, x;
+    uint32_t n, n_present; /* ids first .. first + n - 1 have been used */
+    enum fate fate[HISTORY];
+    _Atomic uint32_t *acks;
+    bool wrong;
+} writer;
+
+static uint64_t draw(writer *w, uint64_t n)
+{
+    w->x = w->x * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (w->x >> 33) % n;
+}
+
+static bool store_some(writer *w, engine *e)
+{
+    uint32_t n = 1 + (uint32_t)draw(w, SLOTS);
+    kvs_status results[SLOTS], s;
+    uint64_t ids[SLOTS];
+
+    if (w->n + n > HISTORY)
+        n = HISTORY - w->n;
+    for (uint32_t i = 0; i < n; i++) {
+        ids[i] = w->first + w->n + i;
+        w->fate[w->n + i] = EITHER;
+    }
+    s = store_ids(e, ids, n, results, NULL);
+    w->n += n;
+    if (s != KVS_OK)
+        return false;
+    for (uint32_t i = 0; i < n; i++)
+        w->fate[w->n - n + i] = PRESENT;
+    w->n_present += n;
+    return true;
+}
+
+static uint32_t pick_present(writer *w)
+{
+    uint32_t at = (uint32_t)draw(w, w->n);
+
+    while (w->fate[at] != PRESENT)
+        at = (at + 1) % w->n;
+    return at;
+}
+
+static bool drop_one(writer *w, engine *e)
+{
+    uint32_t at = pick_present(w);
+    uint8_t key[32];
+
+    pattern_key(w->first + at, key);
+    w->fate[at] = EITHER;
+    w->n_present--;
+    if (kvs_drop(e->ns, key, 1, NULL, 0, NULL) != KVS_OK)
+        return false;
+    w->fate[at] = GONE;
+    return true;
+}
+
+static void *writer_main(void *arg)
+{
+    writer *w = arg;
+    engine e;
+    bool good = engine_try(&e, w->d, NULL) == KVS_OK;
+
+    while (good && w->n < HISTORY) {
+        uint64_t what = draw(w, 8);
+        kvs_status s;
+
+        if (w->n_present >= KEEP - SLOTS || (what == 0 && w->n_present > 0)) {
+            good = drop_one(w, &e);
+        } else if (what < 6 || w->n_present == 0) {
+            good = store_some(w, &e);
+        } else {
+            s = load_id(&e, w->first + pick_present(w), NULL);
+            w->wrong = w->wrong || s == KVS_E_CORRUPT || s == KVS_E_NOT_FOUND;
+            good = s == KVS_OK;
+        }
+        (void)atomic_fetch_add(w->acks, good);
+    }
+    kvs_close(e.c);
+    return NULL;
+}
+
+/* After a restart: each block as it must be; what was open is known now.  How many are there. */
+static uint64_t verify_writer(writer *w, engine *e, unsigned life)
+{
+    uint64_t found = 0;
+
+    w->n_present = 0;
+    for (uint32_t i = 0; i < w->n; i++) {
+        kvs_status s = w->fate[i] == NOTHING ? KVS_E_NOT_FOUND : load_id(e, w->first + i, &err);
+
+        cr_assert(s == KVS_OK || s == KVS_E_NOT_FOUND, "life %u: block %u: %s", life, i, kvs_status_name(s));
+        cr_assert(w->fate[i] != PRESENT || s == KVS_OK, "life %u: block %u was acknowledged and is gone", life, i);
+        cr_assert(w->fate[i] != GONE || s != KVS_OK, "life %u: block %u was dropped and is back", life, i);
+        w->fate[i] = s == KVS_OK ? PRESENT : GONE;
+        w->n_present += s == KVS_OK;
+        found += s == KVS_OK;
+    }
+    return found;
+}
+
+/* Ids that are settled need not be asked for again and again. */
+static void writer_forget(writer *w, engine *e)
+{
+    for (uint32_t i = 0; i < w->n; i++) {
+        uint8_t key[32];
+
+        pattern_key(w->first + i, key);
+        if (w->fate[i] == PRESENT)
+            OK(kvs_drop(e->ns, key, 1, NULL, 0, &err));
+    }
+    w->first += HISTORY;
+    w->n = w->n_present = 0;
+    memset(w->fate, 0, sizeof w->fate);
+}
+
+static void run_life(daemon_fixture *d, writer *w, uint32_t target, int signum)
+{
+    _Atomic uint32_t acks = 0;
+    uint64_t end = raw_now_ms() + DEADLINE_MS;
+
+    for (int i = 0; i < WRITERS; i++) {
+        w[i].acks = &acks;
+        cr_assert_eq(pthread_create(&w[i].thread, NULL, writer_main, &w[i]), 0);
+    }
+    while (atomic_load(&acks) < target && raw_now_ms() < end)
+        (void)sched_yield();
+    cr_assert_geq(atomic_load(&acks), target, "no load");
+    cr_assert_eq(daemon_stop(d, signum), signum == SIGKILL ? 128 + SIGKILL : 0);
+    for (int i = 0; i < WRITERS; i++)
+        cr_assert_eq(pthread_join(w[i].thread, NULL), 0);
+    for (int i = 0; i < WRITERS; i++)
+        cr_assert_not(w[i].wrong, "a block was wrong or missing before the kill");
+}
+
+/* KVS_WARM_KILLS: how many; 20 unless told otherwise. */
+static void kill_again_and_again(bool with_dir)
+{
+    const char *text = getenv("KVS_WARM_KILLS");
+    unsigned kills = text != NULL ? (unsigned)atoi(text) : 20, terms = 0;
+    static writer w[WRITERS];
+    uint64_t adopted = 0, slowest = 0, x = 7;
+    daemon_fixture d;
+    int stored[] = {-1, -1};
+    engine e;
+
+    daemon_init(&d);
+    d.stored_fd = stored;
+    make_pool_dir();
+    configure(&d, "40MiB", with_dir, true);
+    for (int i = 0; i < WRITERS; i++)
+        w[i] = (writer){.d = &d, .first = 1 + (uint64_t)i * 1000000, .x = 77 + (uint64_t)i};
+    cr_assert(daemon_start(&d, NULL));
+    for (unsigned life = 1; life <= kills; life++) {
+        bool term = life % 10 == 0;
+        uint64_t found = 0, start;
+
+        x = x * UINT64_C(6364136223846793005) + 1;
+        run_life(&d, w, 1 + (uint32_t)((x >> 33) % LIFE_ACKS), term ? SIGTERM : SIGKILL);
+        terms += term;
+        start = raw_now_ms();
+        cr_assert(daemon_start(&d, NULL), "life %u", life);
+        engine_open(&e, &d);
+        for (int i = 0; i < WRITERS; i++)
+            found += verify_writer(&w[i], &e, life);
+        slowest = raw_now_ms() - start > slowest ? raw_now_ms() - start : slowest;
+        cr_assert_eq(status_number(&e, "adopted"), found, "life %u: each adopted block was read", life);
+        cr_assert_eq(status_number(&e, "unverified"), 0);
+        adopted += found;
+        for (int i = 0; i < WRITERS; i++)
+            if (w[i].n > HISTORY / 2)
+                writer_forget(&w[i], &e);
+        kvs_close(e.c);
+    }
+    cr_assert_gt(adopted, kills); /* else nothing was proven */
+    (void)fprintf(
+        stderr, "warm: %u kills (%u of them SIGTERM) %s, %lu blocks adopted and verified, at most %lu ms each\n", kills,
+        terms, with_dir ? "with pool.path" : "with stored descriptors", (unsigned long)adopted, (unsigned long)slowest);
+    cr_assert_eq(daemon_stop(&d, SIGTERM), 0);
+    cr_assert_eq(stored[0] >= 0 && stored[1] >= 0, !with_dir, "what lies in a file is not stored besides");
+    daemon_fini(&d);
+    for (int i = 0; i < 2; i++)
+        if (stored[i] >= 0)
+            (void)close(stored[i]);
+    remove_pool_dir();
+}
+
+Test(warm, keeps_every_acknowledged_block_over_kills_under_load)
+{
+    kill_again_and_again(true);
+}
+
+Test(warm, keeps_every_acknowledged_block_in_descriptors_that_the_service_manager_stores)
+{
+    kill_again_and_again(false);
+}

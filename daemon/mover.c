@@ -7,7 +7,7 @@
 #include "daemon/sums.h"
 #include "daemon/worker.h"
 
-enum { BATCH_COPIES = 256, MAX_DEPTH = 4, SUM_THREADS = 8 };
+enum { BATCH_COPIES = 256, MAX_DEPTH = 4, SUM_THREADS = 12 };
 #define BATCH_BYTES (UINT64_C(16) << 20)
 
 struct mover {
@@ -18,7 +18,6 @@ struct mover {
     bool lost;      /* the thread's: the device has said so once */
     uint32_t depth; /* batches that are kept queued */
     sums *sums;     /* NULL: the device is no faster than one thread's sums */
-    sums_item summed[BATCH_COPIES];
     _Atomic uint64_t blocks, bytes;
     device_copy copies[BATCH_COPIES];
 };
@@ -169,44 +168,27 @@ static bool settle_item(mover_item *it, bool whole, kvs_status s)
     return s == KVS_OK && whole;
 }
 
-/* The sums of blocks that are there now, as many at once as there is place for.  Taken over what the arena holds, not over
- * the device's side: a client may write there meanwhile. */
-static void sum_items(run *r, mover_item **items, uint32_t n)
+/* A block is there.  Its sum is taken over what the arena holds, not over the device's side: a client may write there
+ * meanwhile. */
+static void finish_item(run *r, mover_item *it)
 {
     mover *m = r->m;
 
-    for (uint32_t i = 0; i < n; i++)
-        m->summed[i] = (sums_item){.at = items[i]->host, .bytes = r->j->map->slot_bytes};
-    if (m->sums != NULL)
-        sums_run(m->sums, m->summed, n);
-    for (uint32_t i = 0; i < n; i++)
-        items[i]->checksum = m->sums != NULL ? m->summed[i].sum : sums_one(m->summed[i].at, m->summed[i].bytes);
-}
-
-static void finish_items(run *r, mover_item **items, uint32_t n)
-{
-    if (r->m->dir == DEVICE_STORE && r->j->checksum)
-        sum_items(r, items, n);
-    for (uint32_t i = 0; i < n; i++)
-        items[i]->status = KVS_OK;
-    (void)atomic_fetch_add_explicit(&r->m->blocks, n, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&r->m->bytes, n * r->j->map->slot_bytes, memory_order_relaxed);
+    if (m->dir == DEVICE_STORE && r->j->checksum && m->sums != NULL)
+        sums_put(m->sums, it->host, r->j->map->slot_bytes, &it->checksum);
+    else if (m->dir == DEVICE_STORE && r->j->checksum)
+        it->checksum = sums_one(it->host, r->j->map->slot_bytes);
+    it->status = KVS_OK;
+    (void)atomic_fetch_add_explicit(&m->blocks, 1, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&m->bytes, r->j->map->slot_bytes, memory_order_relaxed);
 }
 
 /* A batch is over. */
 static void settle(run *r, const batch *b)
 {
-    mover_item *whole[BATCH_COPIES];
-    uint32_t n = 0;
-
-    for (uint32_t i = b->from.item; i < b->to.item; i++) {
+    for (uint32_t i = b->from.item; i < b->to.item; i++)
         if (settle_item(&r->j->items[i], true, b->status))
-            whole[n++] = &r->j->items[i];
-        if (n == BATCH_COPIES || i + 1 == b->to.item) {
-            finish_items(r, whole, n);
-            n = 0;
-        }
-    }
+            finish_item(r, &r->j->items[i]);
     if (b->to.item < r->j->n_items && (b->to.plane > 0 || b->to.offset > 0))
         (void)settle_item(&r->j->items[b->to.item], false, b->status);
 }
@@ -247,7 +229,7 @@ static batch land(run *r)
     return b;
 }
 
-/* Another batch is queued as soon as one has left: while its blocks are summed the device goes on. */
+/* The device goes on with the next batch while the blocks of the last one are settled. */
 static void run_batches(run *r)
 {
     for (;;) {
@@ -264,8 +246,6 @@ static void run_batches(run *r)
         }
         if (b.status != KVS_OK)
             job_note(&r->j->job, KVS_E_DEVICE, &b.err);
-        if (r->m->depth > 1 && may_submit(r))
-            submit(r);
         settle(r, &b);
     }
 }
@@ -282,6 +262,8 @@ static void mover_run(void *ud, job *j)
         return;
     }
     run_batches(&r);
+    if (m->sums != NULL)
+        sums_finish(m->sums);
 }
 
 static kvs_status mover_start(void *ud, kvs_err *err)

@@ -13,15 +13,21 @@
 
 #include "daemon/thread.h"
 
-enum { MAX_THREADS = 16 };
+enum { MAX_THREADS = 16, RING = 256 };
+
+typedef struct item {
+    const void *at;
+    uint64_t bytes;
+    uint64_t *ret;
+} item;
 
 struct sums {
     pthread_t threads[MAX_THREADS];
     unsigned n_threads;
     pthread_mutex_t lock; /* everything below */
     pthread_cond_t work, done;
-    sums_item *items;
-    uint32_t n, next, finished;
+    item ring[RING];
+    uint64_t put, taken, finished; /* ever; ring[taken % RING] is the next one to take */
     bool closing;
 };
 
@@ -30,18 +36,16 @@ uint64_t sums_one(const void *at, uint64_t bytes)
     return XXH3_64bits(at, bytes);
 }
 
-/* The lock is held before and after. */
-static void take_all(sums *s)
+/* The next one.  The lock is held before and after. */
+static void take(sums *s)
 {
-    while (s->next < s->n) {
-        sums_item *it = &s->items[s->next++];
+    item it = s->ring[s->taken++ % RING];
 
-        pthread_mutex_unlock(&s->lock);
-        it->sum = sums_one(it->at, it->bytes);
-        pthread_mutex_lock(&s->lock);
-        if (++s->finished == s->n)
-            pthread_cond_signal(&s->done);
-    }
+    pthread_mutex_unlock(&s->lock);
+    *it.ret = sums_one(it.at, it.bytes);
+    pthread_mutex_lock(&s->lock);
+    if (++s->finished == s->put)
+        pthread_cond_signal(&s->done);
 }
 
 static void *sums_main(void *arg)
@@ -50,8 +54,9 @@ static void *sums_main(void *arg)
 
     pthread_mutex_lock(&s->lock);
     while (!s->closing) {
-        take_all(s);
-        if (!s->closing)
+        if (s->taken < s->put)
+            take(s);
+        else
             pthread_cond_wait(&s->work, &s->lock);
     }
     pthread_mutex_unlock(&s->lock);
@@ -83,22 +88,23 @@ kvs_status sums_create(sums **ret, unsigned n_threads, kvs_err *err)
     return KVS_OK;
 }
 
-void sums_run(sums *s, sums_item *items, uint32_t n)
+void sums_put(sums *s, const void *at, uint64_t bytes, uint64_t *ret)
 {
-    if (n == 1)
-        items[0].sum = sums_one(items[0].at, items[0].bytes);
-    if (n <= 1)
-        return;
     pthread_mutex_lock(&s->lock);
-    s->items = items;
-    s->n = n;
-    s->next = s->finished = 0;
-    for (unsigned i = 0; i < s->n_threads && i + 1 < n; i++)
-        pthread_cond_signal(&s->work);
-    take_all(s);
-    while (s->finished < n)
+    while (s->put - s->taken == RING) /* the others are too slow: lend a hand */
+        take(s);
+    s->ring[s->put++ % RING] = (item){at, bytes, ret};
+    pthread_cond_signal(&s->work);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void sums_finish(sums *s)
+{
+    pthread_mutex_lock(&s->lock);
+    while (s->taken < s->put)
+        take(s);
+    while (s->finished < s->put)
         pthread_cond_wait(&s->done, &s->lock);
-    s->n = s->next = 0;
     pthread_mutex_unlock(&s->lock);
 }
 

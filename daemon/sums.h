@@ -1,12 +1,12 @@
 #ifndef KVS_DAEMON_SUMS_H
 #define KVS_DAEMON_SUMS_H
 
-/* Sums: checksums of several blocks at once, by threads that sleep in between.
+/* Sums: checksums of many blocks by several threads, while their owner goes on.
  *
  * Knows XXH3-64 and memory.  Does not know blocks, devices or what a sum is for.
- * Threads: one caller at a time; it takes part, and returns when all are done.  A link to a GPU is faster than one
- * thread can read what came over it.
- * Ownership: items and the memory they name are borrowed for the call. */
+ * Threads: put and finish by one thread; the sums are taken by others, which sleep in between, and by finish.  A link to a
+ * GPU is faster than one thread can read what came over it.
+ * Ownership: memory and results are borrowed from put until finish returns. */
 
 #include <stdint.h>
 
@@ -14,14 +14,10 @@
 
 typedef struct sums sums;
 
-typedef struct sums_item {
-    const void *at;
-    uint64_t bytes;
-    uint64_t sum; /* out */
-} sums_item;
-
 kvs_status sums_create(sums **ret, unsigned n_threads, kvs_err *err);
-void sums_run(sums *s, sums_item *items, uint32_t n);
+/* Take the sum of `bytes` at `at` some time before finish returns. */
+void sums_put(sums *s, const void *at, uint64_t bytes, uint64_t *ret);
+void sums_finish(sums *s);  /* all that was put is there */
 void sums_destroy(sums *s); /* NULL is fine */
 
 /* The sum of one, in the calling thread. */

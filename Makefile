@@ -140,6 +140,10 @@ test-programs: programs $(TESTS)
 test-race:
 	@$(MAKE) --no-print-directory SAN=thread test
 
+# The service under a real systemd: needs root, debootstrap and systemd-nspawn; says what it skips.
+test-systemd: all
+	@tests/systemd/run $(BUILD)
+
 check:
 	@.ci/deps clang-format clang-tidy
 	@tests/check
@@ -162,28 +166,38 @@ LIB := $(DESTDIR)$(PREFIX)/lib
 INC := $(DESTDIR)$(PREFIX)/include/kvstride
 ETC := $(DESTDIR)/etc/kvstrided
 UNITS := $(LIB)/systemd/system
+DOC := $(DESTDIR)$(PREFIX)/share/doc/kvstride
+DROPIN := $(UNITS)/kvstrided.service.d
+UNIT_FILES := kvstrided.service kvstrided.socket kvstrided-admin.socket kvstrided-tenant@.socket
+# From 254 on systemd can keep the stored pool over a stop; an older one would complain of the setting.
+PRESERVE ?= $(shell [ "$$(systemctl --version 2>/dev/null | awk 'NR == 1 { print int($$2) }')" -ge 254 ] 2>/dev/null && echo yes)
 install: all
-	install -d $(BIN) $(LIB)/pkgconfig $(INC)/proto $(ETC) $(UNITS) $(LIB)/sysusers.d $(LIB)/tmpfiles.d
+	install -d $(BIN) $(LIB)/pkgconfig $(INC)/proto $(ETC) $(UNITS) $(LIB)/sysusers.d $(LIB)/tmpfiles.d $(DOC)/examples
 	install -m 755 $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BIN)
 	install -m 755 $(BUILD)/$(SO) $(LIB)
 	ln -sf $(SO) $(LIB)/libkvstride.so
 	install -m 644 $(BUILD)/libkvstride.a $(LIB)
 	install -m 644 proto/client/kvstride.h $(INC)
-	install -m 644 proto/status.h proto/layout.h proto/PROTOCOL.md $(INC)/proto
+	install -m 644 proto/status.h proto/layout.h $(INC)/proto
+	install -m 644 proto/PROTOCOL.md $(DOC)
+	install -m 644 systemd/README.md $(DOC)/operating.md
+	install -m 644 systemd/examples/* config/kvstrided.schema.json $(DOC)/examples
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' proto/client/kvstride.pc.in > $(LIB)/pkgconfig/kvstride.pc
 	[ -e $(ETC)/kvstrided.json ] || install -m 644 config/kvstrided.json $(ETC)
-	sed 's|/usr/local/|$(PREFIX)/|' systemd/kvstrided.service > $(UNITS)/kvstrided.service
+	for u in $(UNIT_FILES); do sed 's|/usr/local/|$(PREFIX)/|g' systemd/$$u > $(UNITS)/$$u && chmod 644 $(UNITS)/$$u || exit 1; done
+	$(if $(filter yes,$(PRESERVE)),install -d $(DROPIN) && install -m 644 systemd/examples/preserve.conf $(DROPIN))
 	install -m 644 systemd/sysusers.d/kvstrided.conf $(LIB)/sysusers.d/kvstrided.conf
 	install -m 644 systemd/tmpfiles.d/kvstrided.conf $(LIB)/tmpfiles.d/kvstrided.conf
-	@echo "next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now kvstrided"
+	@echo "next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now kvstrided.socket kvstrided-admin.socket kvstrided"
 uninstall:
 	rm -f $(BIN)/kvstrided $(BIN)/kvstridectl $(LIB)/$(SO) $(LIB)/libkvstride.so $(LIB)/libkvstride.a
-	rm -f $(LIB)/pkgconfig/kvstride.pc $(UNITS)/kvstrided.service $(LIB)/sysusers.d/kvstrided.conf
-	rm -f $(LIB)/tmpfiles.d/kvstrided.conf
-	rm -rf $(INC)
+	rm -f $(LIB)/pkgconfig/kvstride.pc $(addprefix $(UNITS)/,$(UNIT_FILES)) $(LIB)/sysusers.d/kvstrided.conf
+	rm -f $(LIB)/tmpfiles.d/kvstrided.conf $(DROPIN)/preserve.conf
+	[ ! -d $(DROPIN) ] || rmdir --ignore-fail-on-non-empty $(DROPIN)
+	rm -rf $(INC) $(DOC)
 	@[ ! -e $(ETC) ] || echo "kept: $(ETC)"
 clean:
 	rm -rf build
 
--include $(shell find build -name '*.d' 2>/dev/null)
-.PHONY: all programs deps demo run test test-programs test-race check fuzz bench bundle install uninstall clean
+-include $(shell find build -path build/systemd -prune -o -name '*.d' -type f -print 2>/dev/null)
+.PHONY: all programs deps demo run test test-programs test-race test-systemd check fuzz bench bundle install uninstall clean

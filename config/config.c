@@ -10,6 +10,7 @@
 
 #include "config/json.h"
 #include "config/option.h"
+#include "config/tenants.h"
 #include "config/value.h"
 
 enum {
@@ -21,12 +22,9 @@ enum {
 void config_default(config *c)
 {
     memset(c, 0, sizeof *c);
-    for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++) {
-        if (o->def_text != NULL)
-            option_set_string(c, o, o->def_text);
-        else
-            option_set_number(c, o, o->def);
-    }
+    for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++)
+        option_set_default(c, o);
+    tenants_default(c);
 }
 
 /* ---- keys ---- */
@@ -136,6 +134,8 @@ static kvs_status set_section(config *c, const json_node *section, kvs_err *err)
     const char *name = json_key(section);
     kvs_status st;
 
+    if (strcmp(name, "tenants") == 0)
+        return tenants_set(c, section, err);
     if (!is_section(name))
         return unknown_key("", name, err);
     if (json_type_of(section) != JSON_OBJECT)
@@ -153,8 +153,7 @@ static kvs_status set_section(config *c, const json_node *section, kvs_err *err)
 
 /* ---- rules between keys ---- */
 
-/* Do two absolute paths spell the same name?  Repeated slashes do not count. */
-static bool same_path(const char *a, const char *b)
+bool config_same_path(const char *a, const char *b)
 {
     for (;;) {
         while (a[0] == '/' && a[1] == '/')
@@ -194,9 +193,11 @@ kvs_status config_check(const config *c, kvs_err *err)
         st = check_order("pool.extent_bytes", extent, "pool.max_bytes", c->pool_max_bytes, "bytes", err);
     if (st == KVS_OK && extent != 0 && extent < CONFIG_KIB(4))
         st = kvs_fail(err, KVS_E_CONFIG, "pool.extent_bytes: %" PRId64 " bytes; must be 0 or at least 4096", extent);
-    if (st == KVS_OK && same_path(c->socket_path, c->admin_path))
+    if (st == KVS_OK && config_same_path(c->socket_path, c->admin_path))
         st = kvs_fail(err, KVS_E_CONFIG, "admin.path: the same as socket.path, %s; they must differ",
                       json_quote(shown, c->admin_path));
+    if (st == KVS_OK)
+        st = tenants_check(c, err);
     return st;
 }
 

@@ -17,7 +17,14 @@
 
 #include "proto/status.h"
 
-enum { CONFIG_PATH_BYTES = 4096, CONFIG_WORD_BYTES = 64 };
+enum {
+    CONFIG_PATH_BYTES = 4096,
+    CONFIG_WORD_BYTES = 64,
+    CONFIG_SOCKET_BYTES = 108, /* a socket's path and its final zero */
+    CONFIG_NAME_BYTES = 32,    /* a tenant's name and its final zero */
+    CONFIG_MAX_TENANTS = 64,   /* "default" is one of them */
+    CONFIG_MAX_UIDS = 64,      /* of one tenant */
+};
 
 /* SIZE(field, key, default, min, max, reloadable, help)    bytes
  * INT (field, key, default, min, max, unit, reloadable, help)
@@ -53,7 +60,7 @@ enum { CONFIG_PATH_BYTES = 4096, CONFIG_WORD_BYTES = 64 };
     SIZE(device_max_import_bytes, "device.max_import_bytes", CONFIG_GIB(64), 0, CONFIG_TIB(4), true,                   \
          "engine memory that one client may import")                                                                   \
     INT(max_clients, "limits.max_clients", 256, 1, 65536, "connections", true,                                         \
-        "client connections; the admin socket has 8 places besides")                                                   \
+        "client connections of each tenant; the admin socket has 8 places besides")                                    \
     SIZE(max_body_bytes, "limits.max_body_bytes", CONFIG_MIB(1), CONFIG_KIB(4), CONFIG_MIB(16), false,                 \
          "largest request body")                                                                                       \
     INT(credit_requests, "limits.credit_requests", 256, 1, 65536, "requests", true,                                    \
@@ -82,15 +89,59 @@ enum { CONFIG_PATH_BYTES = 4096, CONFIG_WORD_BYTES = 64 };
         "on SIGTERM, how long copies in flight may take to finish")                                                    \
     WORD(log_level, "log.level", "info", "error|warn|info|debug", true, "least severe line that is logged")
 
-typedef struct config {
+/* A tenant: who comes in by its socket, what they may do, and what they pay with.  `tenants` is an array of objects of
+ * these keys.  Tenant 0 is always "default", who comes in by socket.path; an entry of that name gives it limits.
+ *
+ * NAME (field, key, reloadable, help)                      1..31 of a-z 0-9 _ -, beginning with a letter
+ * UIDS (field, key, reloadable, help)                      array of user numbers
+ * FLAGS(field, key, default, choices, reloadable, help)    array of words of "a|b|c", kept as bits in that order */
+#define CONFIG_TENANT_OPTIONS(NAME, PATH, MODE, UIDS, FLAGS, SIZE, INT)                                                \
+    NAME(name, "tenants.name", false, "who this is, also the socket's FileDescriptorName; \"default\" = socket.path")  \
+    PATH(path, "tenants.path", "", false, "its listening socket; not for \"default\"")                                 \
+    MODE(mode, "tenants.mode", 0660, false, "file mode of its socket; not for \"default\"")                            \
+    UIDS(uids, "tenants.uids", true, "users that may come in; none = all whom the file mode lets in")                  \
+    FLAGS(ops, "tenants.ops", CONFIG_OPS_ALL, "cache|compute|pin|reset", true,                                         \
+          "what its clients may ask for; DROP is part of reset")                                                       \
+    SIZE(quota_bytes, "tenants.quota_bytes", 0, 0, CONFIG_TIB(4), true,                                                \
+         "most bytes that its blocks may have in the pool; 0 = no limit of its own")                                   \
+    SIZE(floor_bytes, "tenants.floor_bytes", 0, 0, CONFIG_TIB(4), true,                                                \
+         "bytes of its blocks that no other tenant evicts")                                                            \
+    SIZE(region_bytes, "tenants.region_bytes", 0, 0, CONFIG_TIB(4), true,                                              \
+         "most bytes of its daemon regions; 0 = no limit of its own")                                                  \
+    SIZE(import_bytes, "tenants.import_bytes", 0, 0, CONFIG_TIB(4), true,                                              \
+         "most bytes that its clients may import together; 0 = no limit of its own")                                   \
+    INT(lease_max_percent, "tenants.lease_max_percent", 100, 0, 100, "% of the quota or the pool", true,               \
+        "bytes that its leases may hold; lease.max_percent applies besides")                                           \
+    INT(link_share, "tenants.link_share", 100, 1, 10000, "weight", true,                                               \
+        "its part of a busy link, against the other tenants'")
+
+enum config_ops { CONFIG_OPS_CACHE = 1, CONFIG_OPS_COMPUTE = 2, CONFIG_OPS_PIN = 4, CONFIG_OPS_RESET = 8 };
+enum { CONFIG_OPS_ALL = 15 };
+
+typedef struct config_uids {
+    uint32_t n, uid[CONFIG_MAX_UIDS]; /* rising; those behind n are 0 */
+} config_uids;
+
+#define CONFIG_FIELD_NAME(f, k, r, h)              char f[CONFIG_NAME_BYTES];
+#define CONFIG_FIELD_SOCKET(f, k, d, r, h)         char f[CONFIG_SOCKET_BYTES];
+#define CONFIG_FIELD_UIDS(f, k, r, h)              config_uids f;
+#define CONFIG_FIELD_FLAGS(f, k, d, c, r, h)       int64_t f;
 #define CONFIG_FIELD_SIZE(f, k, d, lo, hi, r, h)   int64_t f;
 #define CONFIG_FIELD_INT(f, k, d, lo, hi, u, r, h) int64_t f;
 #define CONFIG_FIELD_BOOL(f, k, d, r, h)           bool f;
 #define CONFIG_FIELD_PATH(f, k, d, r, h)           char f[CONFIG_PATH_BYTES];
 #define CONFIG_FIELD_WORD(f, k, d, c, r, h)        char f[CONFIG_WORD_BYTES];
 #define CONFIG_FIELD_MODE(f, k, d, r, h)           int64_t f;
+typedef struct config_tenant {
+    CONFIG_TENANT_OPTIONS(CONFIG_FIELD_NAME, CONFIG_FIELD_SOCKET, CONFIG_FIELD_MODE, CONFIG_FIELD_UIDS,
+                          CONFIG_FIELD_FLAGS, CONFIG_FIELD_SIZE, CONFIG_FIELD_INT)
+} config_tenant;
+
+typedef struct config {
     CONFIG_OPTIONS(CONFIG_FIELD_SIZE, CONFIG_FIELD_INT, CONFIG_FIELD_BOOL, CONFIG_FIELD_PATH, CONFIG_FIELD_WORD,
                    CONFIG_FIELD_MODE)
+    uint32_t n_tenants; /* at least 1 */
+    config_tenant tenants[CONFIG_MAX_TENANTS];
 } config;
 
 void config_default(config *c);
@@ -106,17 +157,24 @@ kvs_status config_load(config *c, const char *path, kvs_err *err);
 /* Rules between keys (deadline.default_ms <= deadline.max_ms and the like); called by config_parse. */
 kvs_status config_check(const config *c, kvs_err *err);
 
+/* The number of the tenant with this name; CONFIG_MAX_TENANTS: there is none. */
+uint32_t config_find_tenant(const config *c, const char *name);
+
 /* "64GiB", "512KiB", "4096" -> bytes.  Units B KiB MiB GiB TiB only; E_CONFIG says what is wrong. */
 kvs_status config_size_parse(const char *text, int64_t *ret, kvs_err *err);
 
 /* One key that differs between two configs, with both values as people write them ("64GiB", "0660"). Borrowed
  * during the call. */
 typedef struct config_change {
-    const char *key; /* "pool.max_bytes" */
+    const char *key; /* "pool.max_bytes", "tenants.NAME.quota_bytes", "tenants.NAME" if all of it is new or gone */
     bool reloadable; /* false: takes a restart */
     const char *from, *to;
 } config_change;
 typedef void config_on_change(void *ud, const config_change *change);
+
+/* Take over into *live what of `fresh` may change while the daemon runs.  A tenant keeps its number: new ones and those
+ * that are gone wait for a restart.  The mixture has still to pass config_check. */
+void config_take_reloadable(config *live, const config *fresh);
 
 /* Call on_change (may be NULL) for each key that differs, in table order; returns how many do. */
 size_t config_changed(const config *from, const config *to, config_on_change *on_change, void *ud);

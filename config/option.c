@@ -3,20 +3,29 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define AT(f)                             offsetof(config, f)
+#define AT(f)                             offsetof(config, f), sizeof(((config *)0)->f)
 #define ROW_SIZE(f, k, d, lo, hi, r, h)   {k, OPTION_SIZE, AT(f), d, lo, hi, NULL, "bytes", NULL, r, h},
 #define ROW_INT(f, k, d, lo, hi, u, r, h) {k, OPTION_INT, AT(f), d, lo, hi, NULL, u, NULL, r, h},
 #define ROW_BOOL(f, k, d, r, h)           {k, OPTION_BOOL, AT(f), d, 0, 1, NULL, "", NULL, r, h},
-#define ROW_PATH(f, k, d, r, h)           {k, OPTION_PATH, AT(f), 0, 1, OPTION_PATH_MAX, d, "", NULL, r, h},
+#define ROW_PATH(f, k, d, r, h)           {k, OPTION_PATH, AT(f), 0, sizeof(d) > 1, OPTION_PATH_MAX, d, "", NULL, r, h},
 #define ROW_WORD(f, k, d, c, r, h)        {k, OPTION_WORD, AT(f), 0, 0, 0, d, "", c, r, h},
 #define ROW_MODE(f, k, d, r, h)           {k, OPTION_MODE, AT(f), d, 0, 0777, NULL, "", NULL, r, h},
+#define ROW_NAME(f, k, r, h)              {k, OPTION_NAME, AT(f), 0, 1, CONFIG_NAME_BYTES - 1, "", "", NULL, r, h},
+#define ROW_UIDS(f, k, r, h)              {k, OPTION_UIDS, AT(f), 0, 0, UINT32_MAX - 1, NULL, "", NULL, r, h},
+#define ROW_FLAGS(f, k, d, c, r, h)       {k, OPTION_FLAGS, AT(f), d, 0, d, NULL, "", c, r, h},
 
 const option OPTIONS[] = {CONFIG_OPTIONS(ROW_SIZE, ROW_INT, ROW_BOOL, ROW_PATH, ROW_WORD, ROW_MODE)};
 const size_t N_OPTIONS = sizeof OPTIONS / sizeof *OPTIONS;
 
-int64_t option_number(const config *c, const option *o)
+#undef AT
+#define AT(f) offsetof(config_tenant, f), sizeof(((config_tenant *)0)->f)
+const option TENANT_OPTIONS[] = {
+    CONFIG_TENANT_OPTIONS(ROW_NAME, ROW_PATH, ROW_MODE, ROW_UIDS, ROW_FLAGS, ROW_SIZE, ROW_INT)};
+const size_t N_TENANT_OPTIONS = sizeof TENANT_OPTIONS / sizeof *TENANT_OPTIONS;
+
+int64_t option_number(const void *base, const option *o)
 {
-    const char *at = (const char *)c + o->offset;
+    const char *at = (const char *)base + o->offset;
     int64_t v;
     bool b;
 
@@ -28,14 +37,19 @@ int64_t option_number(const config *c, const option *o)
     return v;
 }
 
-const char *option_string(const config *c, const option *o)
+const char *option_string(const void *base, const option *o)
 {
-    return (const char *)c + o->offset;
+    return (const char *)base + o->offset;
 }
 
-void option_set_number(config *c, const option *o, int64_t v)
+const config_uids *option_uids(const void *base, const option *o)
 {
-    char *at = (char *)c + o->offset;
+    return (const void *)((const char *)base + o->offset);
+}
+
+void option_set_number(void *base, const option *o, int64_t v)
+{
+    char *at = (char *)base + o->offset;
     bool b = v != 0;
 
     if (o->kind == OPTION_BOOL)
@@ -44,11 +58,41 @@ void option_set_number(config *c, const option *o, int64_t v)
         memcpy(at, &v, sizeof v);
 }
 
-void option_set_string(config *c, const option *o, const char *v)
+void option_set_string(void *base, const option *o, const char *v)
 {
-    size_t cap = o->kind == OPTION_PATH ? CONFIG_PATH_BYTES : CONFIG_WORD_BYTES;
+    (void)snprintf((char *)base + o->offset, o->bytes, "%s", v);
+}
 
-    (void)snprintf((char *)c + o->offset, cap, "%s", v);
+static bool is_text(const option *o)
+{
+    return o->kind == OPTION_PATH || o->kind == OPTION_WORD || o->kind == OPTION_NAME;
+}
+
+void option_set_default(void *base, const option *o)
+{
+    if (is_text(o))
+        option_set_string(base, o, o->def_text);
+    else if (o->kind == OPTION_UIDS)
+        memset((char *)base + o->offset, 0, o->bytes);
+    else
+        option_set_number(base, o, o->def);
+}
+
+bool option_may_be_none(const option *o)
+{
+    return o->kind == OPTION_PATH && o->def_text[0] == '\0' && o >= OPTIONS && o < OPTIONS + N_OPTIONS;
+}
+
+bool option_equal(const void *a, const void *b, const option *o)
+{
+    const char *x = (const char *)a + o->offset, *y = (const char *)b + o->offset;
+
+    return is_text(o) ? strcmp(x, y) == 0 : memcmp(x, y, o->bytes) == 0; /* what is behind a text's end is not said */
+}
+
+void option_copy(void *to, const void *from, const option *o)
+{
+    memcpy((char *)to + o->offset, (const char *)from + o->offset, o->bytes);
 }
 
 const char *option_name(const option *o)
@@ -78,25 +122,53 @@ void option_format_size(char buf[OPTION_TEXT_BYTES], int64_t bytes)
     (void)snprintf(buf, OPTION_TEXT_BYTES, "%" PRId64 "%s", bytes, UNITS[u]);
 }
 
-const char *option_format(char buf[OPTION_TEXT_BYTES], const config *c, const option *o)
+static void format_uids(char buf[OPTION_TEXT_BYTES], const config_uids *u)
+{
+    size_t len = (size_t)snprintf(buf, OPTION_TEXT_BYTES, "[");
+
+    for (uint32_t i = 0; i < u->n; i++)
+        len += (size_t)snprintf(buf + len, OPTION_TEXT_BYTES - len, "%s%" PRIu32, i > 0 ? "," : "", u->uid[i]);
+    (void)snprintf(buf + len, OPTION_TEXT_BYTES - len, "]");
+}
+
+static void format_flags(char buf[OPTION_TEXT_BYTES], const option *o, int64_t flags)
+{
+    size_t len = (size_t)snprintf(buf, OPTION_TEXT_BYTES, "["), n, choice_len;
+    const char *choice;
+
+    for (n = 0; (choice = option_choice(o, n, &choice_len)) != NULL; n++)
+        if ((flags >> n & 1) != 0)
+            len += (size_t)snprintf(buf + len, OPTION_TEXT_BYTES - len, "%s%.*s", len > 1 ? "," : "", (int)choice_len,
+                                    choice);
+    (void)snprintf(buf + len, OPTION_TEXT_BYTES - len, "]");
+}
+
+const char *option_format(char buf[OPTION_TEXT_BYTES], const void *base, const option *o)
 {
     switch (o->kind) {
     case OPTION_SIZE:
-        option_format_size(buf, option_number(c, o));
+        option_format_size(buf, option_number(base, o));
         return buf;
     case OPTION_INT:
-        (void)snprintf(buf, OPTION_TEXT_BYTES, "%" PRId64, option_number(c, o));
+        (void)snprintf(buf, OPTION_TEXT_BYTES, "%" PRId64, option_number(base, o));
         return buf;
     case OPTION_MODE:
-        (void)snprintf(buf, OPTION_TEXT_BYTES, "%04" PRIo64, option_number(c, o));
+        (void)snprintf(buf, OPTION_TEXT_BYTES, "%04" PRIo64, option_number(base, o));
         return buf;
     case OPTION_BOOL:
-        return option_number(c, o) != 0 ? "true" : "false";
+        return option_number(base, o) != 0 ? "true" : "false";
+    case OPTION_UIDS:
+        format_uids(buf, option_uids(base, o));
+        return buf;
+    case OPTION_FLAGS:
+        format_flags(buf, o, option_number(base, o));
+        return buf;
     case OPTION_PATH:
     case OPTION_WORD:
+    case OPTION_NAME:
         break;
     }
-    return option_string(c, o);
+    return option_string(base, o);
 }
 
 const char *option_choice(const option *o, size_t n, size_t *ret_len)

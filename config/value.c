@@ -91,7 +91,7 @@ kvs_status config_size_parse(const char *text, int64_t *ret, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status set_number(config *c, const option *o, const json_node *v, kvs_err *err)
+static kvs_status set_number(void *base, const option *o, const json_node *v, kvs_err *err)
 {
     char text[JSON_QUOTED_BYTES];
     double d = json_number(v);
@@ -105,42 +105,42 @@ static kvs_status set_number(config *c, const option *o, const json_node *v, kvs
     }
     if (i < o->min || i > o->max)
         return out_of_range(o, text, err);
-    option_set_number(c, o, i);
+    option_set_number(base, o, i);
     return KVS_OK;
 }
 
-static kvs_status set_size(config *c, const option *o, const json_node *v, kvs_err *err)
+static kvs_status set_size(void *base, const option *o, const json_node *v, kvs_err *err)
 {
     char text[JSON_QUOTED_BYTES];
     int64_t i;
     kvs_err why;
 
     if (json_type_of(v) == JSON_NUMBER)
-        return set_number(c, o, v, err);
+        return set_number(base, o, v, err);
     if (json_type_of(v) != JSON_STRING)
         return wrong_type(o, v, "a size (bytes, or a string such as \"64GiB\")", err);
     if (config_size_parse(json_string(v), &i, &why) != KVS_OK)
         return kvs_fail(err, KVS_E_CONFIG, "%s: %s", o->key, why.msg);
     if (i < o->min || i > o->max)
         return out_of_range(o, show(text, v), err);
-    option_set_number(c, o, i);
+    option_set_number(base, o, i);
     return KVS_OK;
 }
 
-static kvs_status set_int(config *c, const option *o, const json_node *v, kvs_err *err)
+static kvs_status set_int(void *base, const option *o, const json_node *v, kvs_err *err)
 {
-    return json_type_of(v) == JSON_NUMBER ? set_number(c, o, v, err) : wrong_type(o, v, "a whole number", err);
+    return json_type_of(v) == JSON_NUMBER ? set_number(base, o, v, err) : wrong_type(o, v, "a whole number", err);
 }
 
-static kvs_status set_bool(config *c, const option *o, const json_node *v, kvs_err *err)
+static kvs_status set_bool(void *base, const option *o, const json_node *v, kvs_err *err)
 {
     if (json_type_of(v) != JSON_BOOL)
         return wrong_type(o, v, "true or false", err);
-    option_set_number(c, o, json_bool(v));
+    option_set_number(base, o, json_bool(v));
     return KVS_OK;
 }
 
-static kvs_status set_path(config *c, const option *o, const json_node *v, kvs_err *err)
+static kvs_status set_path(void *base, const option *o, const json_node *v, kvs_err *err)
 {
     const char *text = json_string(v);
     char shown[JSON_QUOTED_BYTES];
@@ -150,8 +150,8 @@ static kvs_status set_path(config *c, const option *o, const json_node *v, kvs_e
         return wrong_type(o, v, "a path", err);
     (void)json_quote(shown, text);
     len = strlen(text);
-    if (len == 0 && o->def_text[0] == '\0') { /* none is a choice */
-        option_set_string(c, o, text);
+    if (len == 0 && option_may_be_none(o)) { /* none is a choice */
+        option_set_string(base, o, text);
         return KVS_OK;
     }
     if (len < 1 || len > OPTION_PATH_MAX)
@@ -164,11 +164,11 @@ static kvs_status set_path(config *c, const option *o, const json_node *v, kvs_e
         return kvs_fail(err, KVS_E_CONFIG, "%s: %s is not absolute; a path begins with /", o->key, shown);
     if (text[len - 1] == '/')
         return kvs_fail(err, KVS_E_CONFIG, "%s: %s names a directory; a path must not end with /", o->key, shown);
-    option_set_string(c, o, text);
+    option_set_string(base, o, text);
     return KVS_OK;
 }
 
-static kvs_status set_word(config *c, const option *o, const json_node *v, kvs_err *err)
+static kvs_status set_word(void *base, const option *o, const json_node *v, kvs_err *err)
 {
     const char *text = json_string(v), *choice;
     char shown[JSON_QUOTED_BYTES];
@@ -179,13 +179,13 @@ static kvs_status set_word(config *c, const option *o, const json_node *v, kvs_e
     for (size_t i = 0; (choice = option_choice(o, i, &len)) != NULL; i++) {
         if (strlen(text) != len || memcmp(text, choice, len) != 0)
             continue;
-        option_set_string(c, o, text);
+        option_set_string(base, o, text);
         return KVS_OK;
     }
     return kvs_fail(err, KVS_E_CONFIG, "%s: %s is not one of %s", o->key, json_quote(shown, text), o->choices);
 }
 
-static kvs_status set_mode(config *c, const option *o, const json_node *v, kvs_err *err)
+static kvs_status set_mode(void *base, const option *o, const json_node *v, kvs_err *err)
 {
     const char *text = json_string(v);
     char shown[JSON_QUOTED_BYTES];
@@ -197,25 +197,116 @@ static kvs_status set_mode(config *c, const option *o, const json_node *v, kvs_e
     if (len < 3 || len > 4 || strspn(text, "01234567") != len || (len == 4 && text[0] != '0'))
         return kvs_fail(err, KVS_E_CONFIG, "%s: %s is not an octal file mode in \"0000\"..\"0777\"", o->key,
                         json_quote(shown, text));
-    option_set_number(c, o, strtol(text, NULL, 8));
+    option_set_number(base, o, strtol(text, NULL, 8));
     return KVS_OK;
 }
 
-kvs_status value_set(config *c, const option *o, const json_node *v, kvs_err *err)
+static kvs_status set_name(void *base, const option *o, const json_node *v, kvs_err *err)
+{
+    const char *text = json_string(v);
+    char shown[JSON_QUOTED_BYTES];
+    size_t len;
+
+    if (text == NULL)
+        return wrong_type(o, v, "a name", err);
+    len = strlen(text);
+    if (len < 1 || (int64_t)len > o->max || text[0] < 'a' || text[0] > 'z' ||
+        strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_-") != len)
+        return kvs_fail(err, KVS_E_CONFIG, "%s: %s is no name: 1..%d of a-z, 0-9, _ and -, the first a letter", o->key,
+                        json_quote(shown, text), (int)o->max);
+    option_set_string(base, o, text);
+    return KVS_OK;
+}
+
+/* Into its place: the same users are the same list, however they were written.  False: it is there already. */
+static bool add_uid(config_uids *u, uint32_t uid)
+{
+    uint32_t at = u->n;
+
+    for (; at > 0 && u->uid[at - 1] >= uid; at--)
+        if (u->uid[at - 1] == uid)
+            return false;
+    memmove(&u->uid[at + 1], &u->uid[at], (u->n - at) * sizeof u->uid[0]);
+    u->uid[at] = uid;
+    u->n++;
+    return true;
+}
+
+static kvs_status set_uids(void *base, const option *o, const json_node *v, kvs_err *err)
+{
+    config_uids u = {0};
+    char text[JSON_QUOTED_BYTES];
+    int64_t uid;
+
+    if (json_type_of(v) != JSON_ARRAY)
+        return wrong_type(o, v, "an array of user numbers", err);
+    if (json_size(v) > CONFIG_MAX_UIDS)
+        return kvs_fail(err, KVS_E_CONFIG, "%s: %zu users, at most %d may be named", o->key, json_size(v),
+                        CONFIG_MAX_UIDS);
+    for (const json_node *n = json_first(v); n != NULL; n = json_next(n)) {
+        if (json_type_of(n) != JSON_NUMBER)
+            return wrong_type(o, n, "user numbers", err);
+        if (!json_whole(n, &uid) || uid < o->min || uid > o->max)
+            return out_of_range(o, show(text, n), err);
+        if (!add_uid(&u, (uint32_t)uid))
+            return kvs_fail(err, KVS_E_CONFIG, "%s: user %" PRId64 " is named twice", o->key, uid);
+    }
+    memcpy((char *)base + o->offset, &u, sizeof u);
+    return KVS_OK;
+}
+
+/* The bit of a word of the choices; 0: it is none. */
+static int64_t flag_of(const option *o, const char *text)
+{
+    const char *choice;
+    size_t len;
+
+    for (size_t i = 0; text != NULL && (choice = option_choice(o, i, &len)) != NULL; i++)
+        if (strlen(text) == len && memcmp(text, choice, len) == 0)
+            return INT64_C(1) << i;
+    return 0;
+}
+
+static kvs_status set_flags(void *base, const option *o, const json_node *v, kvs_err *err)
+{
+    char text[JSON_QUOTED_BYTES];
+    int64_t flags = 0;
+
+    if (json_type_of(v) != JSON_ARRAY)
+        return wrong_type(o, v, "an array of words", err);
+    for (const json_node *n = json_first(v); n != NULL; n = json_next(n)) {
+        int64_t flag = flag_of(o, json_string(n));
+
+        if (flag == 0 || (flags & flag) != 0)
+            return kvs_fail(err, KVS_E_CONFIG, "%s: %s is %s %s", o->key, show(text, n),
+                            flag == 0 ? "not one of" : "named twice of", o->choices);
+        flags |= flag;
+    }
+    option_set_number(base, o, flags);
+    return KVS_OK;
+}
+
+kvs_status value_set(void *base, const option *o, const json_node *v, kvs_err *err)
 {
     switch (o->kind) {
     case OPTION_SIZE:
-        return set_size(c, o, v, err);
+        return set_size(base, o, v, err);
     case OPTION_INT:
-        return set_int(c, o, v, err);
+        return set_int(base, o, v, err);
     case OPTION_BOOL:
-        return set_bool(c, o, v, err);
+        return set_bool(base, o, v, err);
     case OPTION_PATH:
-        return set_path(c, o, v, err);
+        return set_path(base, o, v, err);
     case OPTION_WORD:
-        return set_word(c, o, v, err);
+        return set_word(base, o, v, err);
     case OPTION_MODE:
-        return set_mode(c, o, v, err);
+        return set_mode(base, o, v, err);
+    case OPTION_NAME:
+        return set_name(base, o, v, err);
+    case OPTION_UIDS:
+        return set_uids(base, o, v, err);
+    case OPTION_FLAGS:
+        return set_flags(base, o, v, err);
     }
     return kvs_fail(err, KVS_E_CONFIG, "%s: unknown kind of option", o->key);
 }

@@ -9,7 +9,7 @@
 #include "config/json.h"
 #include "config/option.h"
 
-/* E_CONFIG names the key, the value and what is allowed; *c is then untouched. */
-kvs_status value_set(config *c, const option *o, const json_node *v, kvs_err *err);
+/* E_CONFIG names the key, the value and what is allowed; *base is then untouched. */
+kvs_status value_set(void *base, const option *o, const json_node *v, kvs_err *err);
 
 #endif

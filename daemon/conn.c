@@ -8,6 +8,7 @@
 
 #include "daemon/log.h"
 #include "daemon/sockio.h"
+#include "daemon/tenant.h"
 
 enum {
     CHECK_STEP_MS = 50,   /* time-outs are this coarse, so that many connections share one look */
@@ -98,15 +99,25 @@ static void wait_until(conn_host *h, uint64_t due_us)
 }
 
 /* ---- the end ---- */
+/* One more of its kind, or one less. */
+static void count(conn_host *h, const peer_info *info, uint32_t by)
+{
+    if (info->denied != NULL) {
+        h->n_strangers += by;
+    } else if (info->is_admin) {
+        h->n_admins += by;
+    } else {
+        h->n_clients += by;
+        h->n_tenant[info->tenant] += by;
+    }
+}
+
 static void maybe_free(conn *c)
 {
     if (!c->closing || c->n_handles != 0 || c->peer != NULL)
         return;
     list_remove(c, in_all);
-    if (c->info.is_admin)
-        c->host->n_admins--;
-    else
-        c->host->n_clients--;
+    count(c->host, &c->info, UINT32_MAX);
     free(c);
 }
 
@@ -174,6 +185,10 @@ static void drop(conn *c, const char *reason, const kvs_err *err)
 
     if (c->closing)
         return;
+    if (c->info.denied != NULL) { /* the log knows since it came */
+        leave(c, reason);
+        return;
+    }
     c->host->n_dropped++;
     log_event(LOG_LEVEL_WARN, "client_dropped", " reason=%s conn=%d uid=%u pid=%d in_flight=%u unsent_bytes=%zu%s%s",
               reason, c->fd, (unsigned)c->info.uid, (int)c->info.pid, c->peer != NULL ? peer_in_flight(c->peer) : 0,
@@ -307,6 +322,13 @@ static void fault(conn *c, const kvs_err *err)
     drop(c, "protocol", err);
 }
 
+/* A stranger has been told. */
+static void send_away(conn *c)
+{
+    flush(c);
+    leave(c, "denied");
+}
+
 enum got { GOT_NOTHING, GOT_ALL, GOT_MORE }; /* ALL: the socket was empty afterwards */
 
 static enum got receive(conn *c, size_t *bytes)
@@ -356,7 +378,11 @@ static bool handle_frames(conn *c, int64_t *budget)
         }
         --*budget;
         c->partial_us = 0;
-        if (peer_request(c->peer, &f, conn_now_us(), &err) != KVS_OK)
+        if (peer_request(c->peer, &f, conn_now_us(), &err) == KVS_OK)
+            continue;
+        if (c->info.denied != NULL)
+            send_away(c);
+        else
             fault(c, &err);
     }
     return false;
@@ -480,10 +506,7 @@ kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
     c->n_handles = 1;
     frame_reader_init(&c->reader, (uint32_t)h->config->max_body_bytes);
     list_add(&h->all, c, in_all);
-    if (info->is_admin)
-        h->n_admins++;
-    else
-        h->n_clients++;
+    count(h, info, 1);
     s = peer_create(&c->peer, h->core, &PEER_OPS, c, info, c->opened_us, err);
     if (s != KVS_OK) {
         c->peer = NULL;
@@ -577,6 +600,13 @@ void conns_check(conn_host *h, uint64_t now_us)
         next = c->all.next; /* a close frees nothing before the loop's next turn */
         check_one(c, now_us);
     }
+}
+
+void conns_recheck(conn_host *h)
+{
+    for (conn *c = h->all; c != NULL; c = c->all.next)
+        if (!c->closing && !c->info.is_admin && !tenant_lets_in(h->config, c->info.tenant, c->info.uid))
+            condemn(c, "no_longer_allowed");
 }
 
 bool conns_flushed(const conn_host *h)

@@ -34,11 +34,13 @@ typedef struct conn_host { /* filled by the holder, whose handles drive the thre
     mailbox *mailbox;
     const config *config; /* read at every use: a reload may change it */
     /* ---- kept by conn.c ---- */
-    conn *all;                    /* every connection that has memory */
-    conn *later;                  /* those with something to do on the next turn */
-    uint64_t due_us;              /* when conns_check is due; UINT64_MAX: nobody waits for anything */
-    uint32_t n_clients, n_admins; /* until freed: a client that comes back has left nothing behind */
-    uint64_t n_dropped;           /* for a fault */
+    conn *all;       /* every connection that has memory */
+    conn *later;     /* those with something to do on the next turn */
+    uint64_t due_us; /* when conns_check is due; UINT64_MAX: nobody waits for anything */
+    /* Until freed: a client that comes back has left nothing behind.  Strangers are none of the others. */
+    uint32_t n_clients, n_admins, n_strangers;
+    uint32_t n_tenant[CONFIG_MAX_TENANTS]; /* clients of each */
+    uint64_t n_dropped;                    /* for a fault */
 } conn_host;
 
 void conn_host_init(conn_host *h, uv_loop_t *loop, core *c, mailbox *m, const config *cfg);
@@ -52,6 +54,9 @@ bool conns_turn(conn_host *h);
 
 /* Drop what waits for too long.  Call when due_us has come; sets the next due_us. */
 void conns_check(conn_host *h, uint64_t now_us);
+
+/* The lists of users have changed (a reload): who may no longer come in goes on the next turn. */
+void conns_recheck(conn_host *h);
 
 bool conns_flushed(const conn_host *h); /* no reply is waiting to be sent */
 void conns_close(conn_host *h);         /* all of them; no more replies */

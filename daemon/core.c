@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "daemon/beat.h"
 #include "daemon/log.h"
 
 /* ---- deadlines: a binary heap, the earliest first; due_at is the place in it plus one ---- */
@@ -161,8 +162,9 @@ static kvs_status make_random(void *to, size_t n, kvs_err *err)
 
 static const char *name_of_tenant(void *ud, uint32_t tenant)
 {
-    (void)ud;
-    return tenant_name(tenant);
+    const core *c = ud;
+
+    return tenant_name(c->config, tenant);
 }
 
 static bool find_tenant(void *ud, const char *name, uint32_t *ret)
@@ -203,6 +205,7 @@ static kvs_status make_pool(core *c, persist *memory, kvs_err *err)
                       .max_slots = (uint32_t)c->config->pool_max_slots,
                       .memory = memory};
     directory_config dc = {.evict = &evict_lru,
+                           .n_tenants = c->config->n_tenants,
                            .hash_seed = c->seed,
                            .on_event = on_event,
                            .ud = c,
@@ -230,6 +233,41 @@ static kvs_status make_workers(core *c, kvs_err *err)
     if (s == KVS_OK)
         s = pinner_create(&c->pinner, c->sink, err);
     return s;
+}
+
+static void share_link(const core *c, uint32_t tenant, uint32_t share)
+{
+    mover_share(c->load, tenant, share);
+    mover_share(c->store, tenant, share);
+    decoder_share(c->decoder, tenant, share);
+}
+
+static void limit_tenants(core *c)
+{
+    for (uint32_t t = 0; t < c->config->n_tenants; t++) {
+        const config_tenant *x = &c->config->tenants[t];
+
+        directory_limit_tenant(c->dir, t, (uint64_t)x->quota_bytes, (uint64_t)x->floor_bytes);
+        share_link(c, t, (uint32_t)x->link_share);
+    }
+}
+
+void core_set_operator(core *c, const core_operator *o)
+{
+    c->operator= * o;
+}
+
+void core_reloaded(core *c, kvs_status s, const kvs_err *err)
+{
+    c->n_reloads++;
+    c->n_reloads_failed += s != KVS_OK;
+    c->reload_err = s != KVS_OK ? *err : (kvs_err){0};
+}
+
+void core_configured(core *c)
+{
+    limit_tenants(c);
+    c->step_due = true; /* somebody may be above a quota now */
 }
 
 kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sink, uint64_t now_us, kvs_err *err)
@@ -264,6 +302,7 @@ kvs_status core_create_on(core **ret, const config *cfg, device *dev, work_sink 
         core_destroy(c);
         return s;
     }
+    limit_tenants(c);
     grow_next(c);
     *ret = c;
     return KVS_OK;
@@ -323,6 +362,21 @@ bool core_is_idle(const core *c)
 bool core_is_ready(const core *c)
 {
     return c->n_pieces > 0;
+}
+
+bool core_get_growth(const core *c, uint64_t *ret_usable, uint64_t *ret_max)
+{
+    pool_bytes b;
+
+    pool_get_bytes(c->pool, &b);
+    *ret_usable = b.arena;
+    *ret_max = b.max;
+    return b.arena < b.max && !c->grow_failed;
+}
+
+void core_set_old_config(core *c, bool old)
+{
+    c->old_config = old;
 }
 
 kvs_status core_start_failure(const core *c, kvs_err *err)
@@ -405,12 +459,14 @@ uint32_t core_health(const core *c, uint32_t *ret_reasons)
     why |= c->grow_failed ? HEALTH_PIECE_FAILED : 0;
     if (load.oldest_us > CORE_STUCK_US || store.oldest_us > CORE_STUCK_US || decode.oldest_us > CORE_STUCK_US)
         why |= HEALTH_STUCK;
+    why |= beat_oldest(BEAT_IN_CALL).us > CORE_STUCK_US ? HEALTH_STUCK : 0; /* the pinner's, too */
     why |= c->lost != KVS_OK ? HEALTH_DEVICE_LOST : 0;
-    why |= c->draining ? HEALTH_DRAINS : 0;
+    why |= c->draining || c->paused ? HEALTH_DRAINS : 0;
+    why |= c->old_config ? HEALTH_OLD_CONFIG : 0;
     *ret_reasons = why;
     if (why & HEALTH_DRAINS)
         return WIRE_HEALTH_DRAINING;
-    if (why & (HEALTH_PIECE_FAILED | HEALTH_STUCK | HEALTH_DEVICE_LOST))
+    if (why & (HEALTH_PIECE_FAILED | HEALTH_STUCK | HEALTH_DEVICE_LOST | HEALTH_OLD_CONFIG))
         return WIRE_HEALTH_DEGRADED;
     return why ? WIRE_HEALTH_STARTING : WIRE_HEALTH_OK;
 }

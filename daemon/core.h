@@ -48,11 +48,13 @@ enum op_flags {
     OP_WHEN_LOST = 1,     /* answered when the device is lost */
     OP_WHEN_DRAINING = 2, /* answered while the daemon drains */
     OP_TAKES_FDS = 4,
+    OP_WHEN_PAUSED = 8, /* answered while the operator has drained the daemon: looks, lets go, takes nothing */
 };
 
 typedef struct op_row {
     uint16_t op;
     uint8_t who, credit, flags;
+    uint8_t group;        /* enum config_ops that a tenant must have been allowed; 0: none */
     uint32_t fixed_bytes; /* of the request body; less is refused before the handler runs */
     uint32_t reply_bytes; /* room for the reply's fixed part, reserved at admission; arrays: request_room */
     /* Refuse (status and err), or fill request_out and return KVS_OK / E_PARTIAL, or set r->out and submit
@@ -158,6 +160,9 @@ kvs_status peer_ns(const peer *p, uint32_t ns, const directory_ns **ret, kvs_err
 kvs_status peer_seat(const peer *p, uint32_t region, region_seat **ret, kvs_err *err);
 /* The same, of slots of namespace ns. */
 kvs_status peer_slots(const peer *p, uint32_t region, uint32_t ns, region_seat **ret, kvs_err *err);
+/* May the peer have `bytes` of device memory, of which `had` are charged already?  E_LIMIT names the limit. */
+kvs_status peer_check_bytes(const peer *p, bool imported, uint64_t had, uint64_t bytes, kvs_err *err);
+uint64_t peer_import_room(const peer *p);
 void peer_add_seat(peer *p, region_seat *s);
 
 /* ---- regions in the core ---- */
@@ -167,7 +172,8 @@ typedef struct closer {
     core *core;
     peer *peer; /* whose peer_gone waits for it */
     device_mem *mem;
-    uint64_t bytes; /* charged: to the core, or to the peer if imported */
+    uint64_t bytes; /* charged: to the core, or to the peer if imported, and to the tenant */
+    uint32_t tenant;
     bool imported;
     void (*after)(void *ud); /* or NULL */
     void *ud;
@@ -175,7 +181,8 @@ typedef struct closer {
 
 closer *closer_create(peer *p, bool imported, uint64_t bytes); /* charges the bytes; NULL: E_NO_MEMORY */
 void closer_run(closer *x, peer *p, void (*after)(void *ud), void *ud);
-void closer_cancel(closer *x); /* there is no memory to close: the charge goes back */
+void closer_charge(closer *x, uint64_t bytes); /* in place of what it was charged before */
+void closer_cancel(closer *x);                 /* there is no memory to close: the charge goes back */
 
 /* Leave: the last seat takes the region off the list and closes it on the pinner.  `after` (or NULL) is
  * called with ud when its memory is gone, at once if others are still seated. */
@@ -194,6 +201,11 @@ typedef struct core_piece {
     uint64_t bytes;
 } core_piece;
 
+typedef struct core_tenant {
+    uint32_t n_clients;
+    uint64_t region_bytes, import_bytes; /* charged */
+} core_tenant;
+
 struct core {
     const config *config; /* borrowed; a reload changes it */
     device *dev;
@@ -205,10 +217,15 @@ struct core {
     pinner *pinner;
     uint8_t boot_id[16];
     uint64_t seed, now_us, start_us;
-    bool draining, stopped, step_due;
+    bool draining, stopped, step_due, old_config;
+    bool paused; /* drained by the operator */
+    core_operator operator;
+    uint64_t n_reloads, n_reloads_failed;
+    kvs_err reload_err; /* of the latest reload, if that failed */
     kvs_status lost;
     peer *peers;
     uint32_t n_clients, n_admins;
+    core_tenant tenants[CONFIG_MAX_TENANTS];
     uint64_t next_conn_id;
     region *regions;
     uint32_t next_region, n_regions;
@@ -236,7 +253,6 @@ void core_task(core *c, pinner_task *t, bool urgent);
 kvs_status core_due_add(core *c, request *r);
 void core_due_remove(core *c, request *r);
 uint32_t core_max_keys(const core *c);
-uint32_t core_health(const core *c, uint32_t *ret_reasons);
 
 /* ---- op handlers, by file ---- */
 /* clang-format off */
@@ -244,7 +260,7 @@ uint32_t core_health(const core *c, uint32_t *ret_reasons);
     X(hello) X(open) X(region_create) X(region_attach) X(region_import) X(region_close) X(lookup) X(reserve) \
     X(release) X(load) X(store) X(slot_take) X(slot_drop) X(write) X(decode) X(extend) \
     X(pin) X(unpin) X(drop) X(reset) X(cancel) X(status) X(health) X(watch) \
-    X(ping)
+    X(ping) X(reload) X(drain)
 /* clang-format on */
 #define OP_DECLARE(name) kvs_status op_##name(request *r, wire_in *in, kvs_err *err);
 OP_HANDLERS(OP_DECLARE)
@@ -256,5 +272,10 @@ void refused_decode(peer *p, wire_in *in, kvs_status s);
 /* The texts of STATUS; op_admin.c asks, status_text.c writes. */
 struct json_writer;
 void status_text(const core *c, const wire_status_req *q, struct json_writer *w);
+void status_put_health(const core *c, struct json_writer *w);
+void status_put_limits(const config *cfg, struct json_writer *w);
+void tenants_text(const core *c, struct json_writer *w); /* a member "tenants" */
+/* The summary for a client beside whom there are other tenants: nothing of theirs is in it. */
+void tenant_summary_text(const core *c, uint32_t tenant, struct json_writer *w);
 
 #endif

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "daemon/beat.h"
 #include "daemon/worker.h"
 
 struct decoder {
@@ -19,11 +20,15 @@ static kvs_status run_call(decoder *d, decoder_call *c, kvs_err *err)
     uint64_t mark;
     kvs_status s;
 
+    beat_mark(BEAT_IN_CALL);
     if (c->is_write)
         s = ops->mla_write(d->queue, &c->args.write, &c->result.bad, &mark, err);
     else
         s = ops->mla_decode(d->queue, &c->args.decode, &c->result, &mark, err);
-    return s == KVS_OK ? ops->wait(d->queue, mark, err) : s;
+    if (s == KVS_OK)
+        s = ops->wait(d->queue, mark, err);
+    beat_mark(BEAT_RUNNING);
+    return s;
 }
 
 static void fail_from(decoder *d, decoder_job *j, uint32_t first, const kvs_err *err)
@@ -78,7 +83,16 @@ static void decoder_stop(void *ud)
     d->dev->ops->queue_close(d->queue);
 }
 
-static const worker_ops ops = {"kvs-decode", decoder_start, decoder_run, decoder_stop};
+/* A whole job a turn: its calls are one message, and short. */
+static bool decoder_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
+{
+    (void)shared;
+    *ret_bytes = 0;
+    decoder_run(ud, j);
+    return true;
+}
+
+static const worker_ops ops = {"kvs-decode", decoder_start, decoder_turn, decoder_stop};
 
 kvs_status decoder_create(decoder **ret, device *dev, work_sink sink, kvs_err *err)
 {
@@ -110,6 +124,11 @@ void decoder_submit(decoder *d, decoder_job *j)
 void decoder_kick(decoder *d)
 {
     worker_kick(d->worker);
+}
+
+void decoder_share(decoder *d, uint32_t tenant, uint32_t share)
+{
+    worker_share(d->worker, tenant, share);
 }
 
 void decoder_destroy(decoder *d)

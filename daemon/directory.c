@@ -22,14 +22,21 @@ kvs_status directory_create(directory **ret, const directory_config *c, kvs_err 
     d->tenant_name = c->tenant_name;
     d->tenant_find = c->tenant_find;
     d->emptying = POOL_NONE;
+    d->n_tenants = c->n_tenants > 0 ? c->n_tenants : 1;
     d->extents = calloc(pool_n_extents(c->pool), sizeof *d->extents);
+    d->tenants = calloc(d->n_tenants, sizeof *d->tenants);
     d->chain = malloc(CHAIN_MAX * sizeof *d->chain);
-    if (d->extents == NULL || d->chain == NULL || key_table_init(&d->table) != KVS_OK)
+    if (d->extents == NULL || d->tenants == NULL || d->chain == NULL || key_table_init(&d->table) != KVS_OK)
         goto fail;
     if ((s = sparse_init(&d->infos, -1, pool_max_rows(c->pool), sizeof(slot_info), err)) != KVS_OK)
         goto fail;
-    if ((s = d->ops->create(&d->evict, pool_max_rows(c->pool), POOL_MAX_LAYOUTS)) != KVS_OK)
+    if ((s = sparse_init(&d->shares, -1, (uint64_t)pool_n_extents(c->pool) * d->n_tenants, sizeof(uint32_t), err)) !=
+        KVS_OK)
         goto fail;
+    if ((s = d->ops->create(&d->evict, pool_max_rows(c->pool), POOL_MAX_LAYOUTS * d->n_tenants)) != KVS_OK)
+        goto fail;
+    for (uint32_t t = 0; t < d->n_tenants; t++)
+        d->tenants[t].pub.quota_bytes = UINT64_MAX;
     if ((s = directory_adopt(d, err)) != KVS_OK)
         goto fail;
     *ret = d;
@@ -59,8 +66,10 @@ void directory_destroy(directory *d)
     if (d->evict != NULL)
         d->ops->destroy(d->evict);
     sparse_fini(&d->infos);
+    sparse_fini(&d->shares);
     key_table_fini(&d->table);
     free(d->extents);
+    free(d->tenants);
     free(d->chain);
     free(d);
 }
@@ -79,6 +88,24 @@ static kvs_status layout_digest(const kvs_namespace *desc, uint8_t ret[32], kvs_
     shape.shard = KVS_SHARD_REPLICATED;
     shape.shard_a = shape.shard_b = shape.shard_n = 0;
     return kvs_namespace_digest(&shape, ret, err);
+}
+
+/* A layout is for all, but each tenant may only bring so many new ones. */
+static kvs_status open_layout(directory *d, uint32_t tenant, const uint8_t digest[32], uint64_t slot_bytes,
+                              uint32_t *ret, kvs_err *err)
+{
+    uint32_t before = pool_n_layouts(d->pool), most = POOL_MAX_LAYOUTS / d->n_tenants;
+    tenant_entry *t = &d->tenants[tenant];
+    kvs_status s;
+
+    if (pool_layout_find(d->pool, digest, slot_bytes, ret))
+        return KVS_OK;
+    if (t->n_layouts >= most && d->n_tenants > 1)
+        return kvs_fail(err, KVS_E_LIMIT, "layouts: this tenant has opened %lu, at most %lu may be",
+                        (unsigned long)t->n_layouts, (unsigned long)most);
+    s = pool_layout_open(d->pool, digest, slot_bytes, ret, err);
+    t->n_layouts += pool_n_layouts(d->pool) - before;
+    return s;
 }
 
 kvs_status directory_ns_create(directory *d, ns_entry **ret, uint32_t tenant, const uint8_t *canon, size_t len,
@@ -107,7 +134,7 @@ kvs_status directory_ns_create(directory *d, ns_entry **ret, uint32_t tenant, co
     n->pub.slot_bytes = kvs_namespace_slot_bytes(&n->pub.desc);
     if ((s = kvs_namespace_digest(&n->pub.desc, n->pub.digest, err)) != KVS_OK ||
         (s = layout_digest(&n->pub.desc, digest, err)) != KVS_OK ||
-        (s = pool_layout_open(d->pool, digest, n->pub.slot_bytes, &n->pub.layout, err)) != KVS_OK)
+        (s = open_layout(d, tenant, digest, n->pub.slot_bytes, &n->pub.layout, err)) != KVS_OK)
         goto fail;
     *ret = n;
     return KVS_OK;
@@ -116,14 +143,15 @@ fail:
     return s;
 }
 
-kvs_status directory_ns_reserve(directory *d, uint32_t number, kvs_err *err)
+kvs_status directory_ns_reserve(directory *d, uint32_t number, uint32_t tenant, kvs_err *err)
 {
-    uint32_t cap = d->cap_ns == 0 ? 16 : d->cap_ns * 2;
+    uint32_t cap = d->cap_ns == 0 ? 16 : d->cap_ns * 2, most = DIRECTORY_MAX_NAMESPACES / d->n_tenants;
+    uint64_t n = d->tenants[tenant].pub.n_namespaces;
     ns_entry **ns;
 
-    if (number >= DIRECTORY_MAX_NAMESPACES)
-        return kvs_fail(err, KVS_E_LIMIT, "namespaces: %lu are open, at most %d may be", (unsigned long)d->n_ns,
-                        DIRECTORY_MAX_NAMESPACES);
+    if (n >= most || number >= DIRECTORY_MAX_NAMESPACES)
+        return kvs_fail(err, KVS_E_LIMIT, "namespaces: %lu are open, at most %lu may be", (unsigned long)n,
+                        (unsigned long)most);
     if (number < d->cap_ns)
         return KVS_OK;
     while (cap <= number)
@@ -141,6 +169,7 @@ void directory_ns_set(directory *d, uint32_t number, ns_entry *n)
 {
     d->ns_memory += sizeof *n + n->canon_len + n->pub.desc.n_planes * sizeof *n->planes;
     d->ns[number] = n;
+    d->tenants[n->pub.tenant].pub.n_namespaces++;
     if (number >= d->n_ns)
         d->n_ns = number + 1;
 }
@@ -175,7 +204,9 @@ kvs_status directory_open(directory *d, uint32_t tenant, const uint8_t *canon, s
     }
     if (len == 0)
         return kvs_fail(err, KVS_E_PROTO, "namespace: its description is empty");
-    if ((s = directory_ns_reserve(d, number, err)) != KVS_OK ||
+    if (tenant >= d->n_tenants)
+        return kvs_fail(err, KVS_E_DENIED, "namespace: there is no tenant %lu", (unsigned long)tenant);
+    if ((s = directory_ns_reserve(d, number, tenant, err)) != KVS_OK ||
         (s = directory_ns_create(d, &n, tenant, canon, len, err)) != KVS_OK)
         return s;
     if ((s = keep_ns(d, number, n, err)) != KVS_OK) {
@@ -277,6 +308,8 @@ uint32_t directory_lookup(directory *d, uint32_t ns, const uint8_t *keys, uint32
     }
     d->stats.hits += hits;
     d->stats.misses += n - hits;
+    d->tenants[tenant_of(d, ns)].pub.hits += hits;
+    d->tenants[tenant_of(d, ns)].pub.misses += n - hits;
     return hits;
 }
 
@@ -289,9 +322,9 @@ void directory_touch(directory *d, pool_slot s, uint64_t stamp)
     i->stamp = stamp;
     extent_of(d, s)->last = stamp;
     if ((i->flags & SLOT_PARKED) != 0)
-        d->ops->insert(d->evict, pool_layout_of(d->pool, s), s, stamp);
+        d->ops->insert(d->evict, slot_order(d, s), s, stamp);
     else
-        d->ops->touch(d->evict, pool_layout_of(d->pool, s), s, stamp);
+        d->ops->touch(d->evict, slot_order(d, s), s, stamp);
     i->flags &= (uint8_t)~SLOT_PARKED;
 }
 
@@ -326,7 +359,7 @@ void directory_change_end(directory *d, pool_slot s, bool was_busy)
         directory_take_away(d, s, WIRE_CAUSE_REBOUND);
     } else if ((i->flags & SLOT_PARKED) != 0) {
         i->flags &= (uint8_t)~SLOT_PARKED;
-        d->ops->insert(d->evict, pool_layout_of(d->pool, s), s, i->stamp);
+        d->ops->insert(d->evict, slot_order(d, s), s, i->stamp);
     }
 }
 
@@ -377,7 +410,7 @@ void directory_unhold(directory *d, pool_slot s)
         directory_change_end(d, s, was);
     } else if (i->holds == 0) { /* draining: this was the last reader */
         extent_of(d, s)->n_busy--;
-        pool_release(d->pool, s);
+        directory_free_slot(d, s);
     }
 }
 

@@ -15,7 +15,14 @@
  * DROP of a slot that a copy is reading takes its key away at once and its memory when the copy has ended (draining).
  * Recency: LOAD and STORE renew the blocks they name, deepest first, and a STORE renews its chain up to the head through
  * the rows' parents; LOOKUP and RESERVE renew nothing.
- * Slots are counted per block: at most 65,535 holds and leases each; one more is E_BUSY. */
+ * Slots are counted per block: at most 65,535 holds and leases each; one more is E_BUSY.
+ *
+ * Tenants: a slot is charged to its namespace's tenant from admission until it is free again, so that
+ *   sum over tenants of used = writing + ready + draining + quarantined of the pool.
+ * A store that would pass its tenant's quota evicts that tenant's coldest blocks first, of whatever layout.  Where space is
+ * short otherwise, the coldest block goes of all tenants that stay at or above their floor without it; a tenant below its
+ * own floor takes from the others before it takes from itself.  Namespaces, new layouts and leases are shared out evenly:
+ * none can use up what the others need. */
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,6 +39,7 @@ typedef struct directory directory;
 typedef struct directory_config {
     pool *pool; /* borrowed */
     const evict_ops *evict;
+    uint32_t n_tenants; /* tenants are below this; 0 stands for 1 */
     uint64_t hash_seed; /* random: a client must not be able to choose collisions */
     /* Called for each block that appears or goes; may be NULL; must not call back. */
     void (*on_event)(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32]);
@@ -45,6 +53,18 @@ typedef struct directory_config {
  * not verify, or twice.  They are unverified until a load has seen their checksum to be right.  Deeper ones are colder. */
 kvs_status directory_create(directory **ret, const directory_config *c, kvs_err *err);
 void directory_destroy(directory *d); /* NULL is fine; the pool stays */
+
+/* ---- tenants ---- */
+/* May change at any time; what is above a smaller quota goes by directory_step.  quota_bytes 0: none. */
+void directory_limit_tenant(directory *d, uint32_t tenant, uint64_t quota_bytes, uint64_t floor_bytes);
+typedef struct directory_tenant {
+    uint64_t quota_bytes, floor_bytes; /* quota: UINT64_MAX if there is none */
+    uint64_t used_bytes, pinned_bytes, leased_bytes;
+    uint64_t n_ready, n_namespaces, n_leases;
+    /* since the start, in blocks; evicted: of its own by anybody's store, of these for_others: by another tenant's */
+    uint64_t hits, misses, stored, evicted, for_others, no_space;
+} directory_tenant;
+void directory_get_tenant(const directory *d, uint32_t tenant, directory_tenant *ret);
 
 /* ---- namespaces: numbers are never reused while the daemon lives ---- */
 enum { DIRECTORY_MAX_NAMESPACES = TABLE_MAX_NS };
@@ -111,7 +131,8 @@ void directory_owner_gone(directory *d, uint64_t owner);
 uint64_t directory_expire(directory *d, uint64_t now_us);
 
 /* ---- residency ---- */
-kvs_status directory_pin(directory *d, uint32_t ns, const uint8_t key[32]); /* OK also if it was; E_NOT_FOUND */
+/* OK also if it was; E_NOT_FOUND; E_NO_SPACE: with one more pin the others could no longer have their floors. */
+kvs_status directory_pin(directory *d, uint32_t ns, const uint8_t key[32]);
 kvs_status directory_unpin(directory *d, uint32_t ns, const uint8_t key[32]);
 /* E_BUSY: leased, or pinned; a key being written is doomed (OK), one being read goes now and its memory later. */
 kvs_status directory_drop(directory *d, uint32_t ns, const uint8_t key[32]);

@@ -36,10 +36,11 @@ static kvs_status adopt_ns(directory *d, uint32_t number, kvs_err *err)
     uint32_t tenant;
     kvs_status s;
 
-    if (pool_get_ns(d->pool, number, &kept) != TABLE_GOOD || !find_tenant(d, kept.tenant, &tenant))
+    if (pool_get_ns(d->pool, number, &kept) != TABLE_GOOD || !find_tenant(d, kept.tenant, &tenant) ||
+        tenant >= d->n_tenants)
         return KVS_OK;
-    if ((s = directory_ns_reserve(d, number, err)) != KVS_OK)
-        return s;
+    if ((s = directory_ns_reserve(d, number, tenant, err)) != KVS_OK)
+        return s == KVS_E_LIMIT ? KVS_OK : s; /* there are more tenants now, and a smaller part for each */
     s = directory_ns_create(d, &n, tenant, kept.canon, kept.canon_len, err);
     if (s != KVS_OK)
         return s == KVS_E_NO_MEMORY ? s : KVS_OK;
@@ -106,7 +107,8 @@ static bool adopt_row(directory *d, pool_slot s)
     i = sparse_touch(&d->infos, s);
     *i = (slot_info){.stamp = ++d->stamp, .flags = SLOT_UNVERIFIED};
     extent_of(d, s)->last = d->stamp;
-    d->ops->insert(d->evict, layout, s, d->stamp);
+    directory_charge(d, s);
+    d->ops->insert(d->evict, slot_order(d, s), s, d->stamp);
     directory_became_ready(d, s);
     d->stats.evictable++;
     d->stats.unverified++;
@@ -148,6 +150,7 @@ static void drop_empty(directory *d)
         if (n != NULL) {
             d->ns_memory -= sizeof *n + n->canon_len + n->pub.desc.n_planes * sizeof *n->planes;
             d->ns[i] = NULL;
+            d->tenants[n->pub.tenant].pub.n_namespaces--;
             directory_ns_destroy(n);
         }
         if (pool_get_ns(d->pool, i, &kept) != TABLE_VOID)

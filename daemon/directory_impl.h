@@ -47,6 +47,7 @@ _Static_assert(sizeof(slot_info) == 16, "part of the bytes a slot");
 typedef struct extent_info {
     uint64_t last; /* last use of any block that is or was in it since it was bound */
     uint32_t n_busy, n_ready;
+    bool leaving; /* closed by the directory: its blocks count in tenant_entry.leaving until it is nobody's */
 } extent_info;
 
 typedef struct ns_entry {
@@ -56,6 +57,12 @@ typedef struct ns_entry {
     kvs_plane *planes;
     uint64_t n_pinned, n_leased; /* slots */
 } ns_entry;
+
+typedef struct tenant_entry {
+    directory_tenant pub; /* quota_bytes UINT64_MAX: none */
+    uint64_t leaving;     /* part of used_bytes: in extents that are closing */
+    uint32_t n_layouts;   /* that it was the first to open */
+} tenant_entry;
 
 typedef struct lease {
     uint8_t id[16];
@@ -88,7 +95,11 @@ struct directory {
     key_table table;
     sparse infos;         /* slot_info, by slot */
     extent_info *extents; /* [pool_n_extents] */
-    ns_entry **ns;        /* [n_ns]; NULL: nobody's */
+    uint32_t n_tenants;
+    tenant_entry *tenants;       /* [n_tenants] */
+    sparse shares;               /* u32, [pool_n_extents][n_tenants]: taken slots of the tenant in the extent */
+    bool has_floors, over_quota; /* some tenant: has one; may be above its quota */
+    ns_entry **ns;               /* [n_ns]; NULL: nobody's */
     uint32_t n_ns, cap_ns;
     lease_set leases;
     uint64_t stamp;    /* of the latest use */
@@ -116,6 +127,27 @@ static inline bool info_is_busy(const slot_info *i)
     return i->holds != 0 || i->leases != 0 || (i->flags & SLOT_PINNED) != 0;
 }
 
+/* The policy keeps one order for each layout and tenant. */
+static inline uint32_t order_of(const directory *d, uint32_t layout, uint32_t tenant)
+{
+    return layout * d->n_tenants + tenant;
+}
+
+static inline uint32_t tenant_of(const directory *d, uint32_t ns)
+{
+    return d->ns[ns]->pub.tenant;
+}
+
+static inline tenant_entry *payer_of(const directory *d, pool_slot s)
+{
+    return &d->tenants[tenant_of(d, pool_row_of(d->pool, s)->ns)];
+}
+
+static inline uint32_t slot_order(const directory *d, pool_slot s)
+{
+    return order_of(d, pool_layout_of(d->pool, s), tenant_of(d, pool_row_of(d->pool, s)->ns));
+}
+
 /* directory.c */
 uint32_t directory_hash(const directory *d, uint32_t ns, const uint8_t key[32]);
 pool_slot directory_find(const directory *d, uint32_t ns, const uint8_t key[32]); /* ready or writing; POOL_NONE */
@@ -131,11 +163,26 @@ bool directory_is_closing(const directory *d, pool_slot s);
 
 kvs_status directory_ns_create(directory *d, ns_entry **ret, uint32_t tenant, const uint8_t *canon, size_t len,
                                kvs_err *err);
-void directory_ns_destroy(ns_entry *n);                                       /* NULL is fine */
-kvs_status directory_ns_reserve(directory *d, uint32_t number, kvs_err *err); /* room for it in the list */
-void directory_ns_set(directory *d, uint32_t number, ns_entry *n);            /* taken; room was reserved */
+void directory_ns_destroy(ns_entry *n);                                                        /* NULL is fine */
+kvs_status directory_ns_reserve(directory *d, uint32_t number, uint32_t tenant, kvs_err *err); /* room in the list */
+void directory_ns_set(directory *d, uint32_t number, ns_entry *n); /* taken; room was reserved */
+
+/* directory_tenant.c */
+void directory_charge(directory *d, pool_slot s);    /* its row names the namespace */
+void directory_free_slot(directory *d, pool_slot s); /* uncharges it and gives it back to the pool */
+void directory_close_extent(directory *d, uint32_t extent);
+/* Does the tenant keep its floor without `bytes` more? */
+bool directory_may_shrink(const directory *d, uint32_t tenant, uint64_t bytes);
+bool directory_is_poor(const directory *d, uint32_t tenant,
+                       uint64_t bytes); /* below its floor even with `bytes` more */
+/* May the extent be taken from all who have blocks in it, but for `taker`? */
+bool directory_may_lose_shares(const directory *d, uint32_t extent, uint64_t slot_bytes, uint32_t taker);
+uint64_t directory_most_pinned(const directory *d, uint32_t tenant); /* bytes */
+kvs_status directory_check_tenants(const directory *d, kvs_err *err);
 
 /* directory_store.c */
+/* Evict up to `most` blocks of tenants above their quota; false: none is any more, or nothing of it may go. */
+bool directory_trim(directory *d, uint32_t most);
 void directory_became_ready(directory *d, pool_slot s); /* counts a block that is in its slot and can be found */
 /* Ready -> absent.  A slot with holds drains first; leases and the pin must be gone. */
 void directory_take_away(directory *d, pool_slot s, uint32_t cause);

@@ -4,14 +4,16 @@
 
 /* One call of directory_admit. */
 typedef struct admission {
-    uint32_t ns, layout;
+    uint32_t ns, layout, tenant;
+    uint64_t slot_bytes;
     uint64_t base;      /* stamps from here on belong to this call: such blocks are not evicted for it */
-    pool_slot passed;   /* the search for victims goes on behind this one */
+    pool_slot passed;   /* the search for victims of this layout and tenant goes on behind this one */
     bool foreign_known; /* the two below are valid */
     uint32_t foreign;   /* coldest extent of another layout, or POOL_NONE */
     uint64_t foreign_last;
     uint32_t n_chain; /* ancestors in directory.chain */
     uint32_t n_early; /* adopted blocks that the search has passed */
+    bool for_quota;   /* the search is for bytes, wherever they are, and not for a slot */
     bool full;        /* no space was found once: deeper keys are not tried */
 } admission;
 
@@ -23,14 +25,14 @@ static void forget_key(directory *d, pool_slot s, const pool_row *r)
 
     key_table_remove(&d->table, directory_hash(d, r->ns, r->key), s);
     if ((i->flags & SLOT_PARKED) == 0)
-        d->ops->remove(d->evict, pool_layout_of(d->pool, s), s);
+        d->ops->remove(d->evict, slot_order(d, s), s);
     i->flags |= SLOT_PARKED;
 }
 
 static void release_slot(directory *d, pool_slot s)
 {
     extent_of(d, s)->n_busy--;
-    pool_release(d->pool, s);
+    directory_free_slot(d, s);
 }
 
 void directory_take_away(directory *d, pool_slot s, uint32_t cause)
@@ -43,6 +45,7 @@ void directory_take_away(directory *d, pool_slot s, uint32_t cause)
     d->ns[r->ns]->pub.n_ready--;
     d->stats.n_ready--;
     d->stats.evicted += cause == WIRE_CAUSE_EVICTED;
+    payer_of(d, s)->pub.evicted += cause == WIRE_CAUSE_EVICTED || cause == WIRE_CAUSE_REBOUND;
     d->stats.dropped += cause == WIRE_CAUSE_DROPPED;
     d->stats.rebound += cause == WIRE_CAUSE_REBOUND;
     extent_of(d, s)->n_ready--;
@@ -56,7 +59,7 @@ void directory_take_away(directory *d, pool_slot s, uint32_t cause)
         return;
     }
     d->stats.evictable--;
-    pool_release(d->pool, s);
+    directory_free_slot(d, s);
 }
 
 void directory_doom(directory *d, pool_slot s)
@@ -90,22 +93,28 @@ static bool may_give(const directory *d, pool_slot s)
     return pool_extent_usable(d->pool, pool_extent_of(d->pool, s));
 }
 
-/* The coldest block of the layout that may go and is no part of this call. */
-static pool_slot own_victim(directory *d, admission *a, uint64_t *ret_stamp)
+/* The coldest block of the layout and tenant that may go and is no part of this call. */
+static pool_slot victim_of(directory *d, admission *a, uint32_t layout, uint32_t tenant, uint64_t *ret_stamp)
 {
+    bool own = layout == a->layout && tenant == a->tenant; /* only here are blocks of this call */
+    uint32_t order = order_of(d, layout, tenant);
+    pool_slot passed = own ? a->passed : POOL_NONE;
+
     for (;;) {
-        pool_slot s = d->ops->victim(d->evict, a->layout, a->passed, ret_stamp);
+        pool_slot s = d->ops->victim(d->evict, order, passed, ret_stamp);
         slot_info *i;
 
         if (s == POOL_NONE)
             return POOL_NONE;
         i = info_of(d, s);
-        if (i->stamp >= a->base || (!may_give(d, s) && ++a->n_early <= EARLY_MAX)) {
-            a->passed = s;
+        if ((i->stamp >= a->base && own) || (!a->for_quota && !may_give(d, s) && ++a->n_early <= EARLY_MAX)) {
+            passed = s;
+            if (own && !a->for_quota)
+                a->passed = s;
         } else if (a->n_early > EARLY_MAX) {
             return POOL_NONE;
         } else if (pool_row_of(d->pool, s)->state != POOL_READY || info_is_busy(i)) {
-            d->ops->remove(d->evict, a->layout, s);
+            d->ops->remove(d->evict, order, s);
             i->flags |= SLOT_PARKED;
         } else if (directory_is_closing(d, s)) {
             directory_take_away(d, s, WIRE_CAUSE_REBOUND); /* it goes anyway, and leaves no slot for us */
@@ -113,6 +122,85 @@ static pool_slot own_victim(directory *d, admission *a, uint64_t *ret_stamp)
             return s;
         }
     }
+}
+
+/* The coldest of all tenants who keep their floor without it.  A tenant below its own floor looks at itself last. */
+static pool_slot coldest_victim(directory *d, admission *a, bool poor, uint64_t *ret_stamp)
+{
+    pool_slot best = POOL_NONE;
+
+    for (uint32_t t = 0; t < d->n_tenants; t++) {
+        uint64_t stamp = 0;
+        pool_slot s;
+
+        if (t == a->tenant ? poor : !directory_may_shrink(d, t, a->slot_bytes))
+            continue;
+        s = victim_of(d, a, a->layout, t, &stamp);
+        if (s == POOL_NONE || (best != POOL_NONE && stamp >= *ret_stamp))
+            continue;
+        best = s;
+        *ret_stamp = stamp;
+    }
+    return best;
+}
+
+/* The tenant's coldest block of whatever layout. */
+static pool_slot coldest_of_tenant(directory *d, admission *a, uint32_t tenant)
+{
+    pool_slot best = POOL_NONE;
+    uint64_t best_stamp = 0;
+
+    for (uint32_t l = 0; l < pool_n_layouts(d->pool); l++) {
+        uint64_t stamp = 0;
+        pool_slot s = victim_of(d, a, l, tenant, &stamp);
+
+        if (s == POOL_NONE || (best != POOL_NONE && stamp >= best_stamp))
+            continue;
+        best = s;
+        best_stamp = stamp;
+    }
+    return best;
+}
+
+/* One block more must fit the quota. */
+static bool keep_quota(directory *d, admission *a)
+{
+    const directory_tenant *t = &d->tenants[a->tenant].pub;
+
+    while (a->slot_bytes > t->quota_bytes || t->used_bytes > t->quota_bytes - a->slot_bytes) {
+        pool_slot victim = POOL_NONE;
+
+        a->for_quota = true;
+        if (a->slot_bytes <= t->quota_bytes)
+            victim = coldest_of_tenant(d, a, a->tenant);
+        a->for_quota = false;
+        if (victim == POOL_NONE)
+            return false;
+        directory_take_away(d, victim, WIRE_CAUSE_EVICTED);
+    }
+    return true;
+}
+
+bool directory_trim(directory *d, uint32_t most)
+{
+    admission nobody = {
+        .layout = POOL_NONE, .tenant = POOL_NONE, .base = UINT64_MAX, .passed = POOL_NONE, .for_quota = true};
+    bool more = false;
+
+    for (uint32_t t = 0; t < d->n_tenants; t++) {
+        const directory_tenant *x = &d->tenants[t].pub;
+
+        while (x->used_bytes > x->quota_bytes && most > 0) {
+            pool_slot victim = coldest_of_tenant(d, &nobody, t);
+
+            if (victim == POOL_NONE)
+                break; /* what is in use now is looked at again when its tenant stores */
+            directory_take_away(d, victim, WIRE_CAUSE_EVICTED);
+            most--;
+        }
+        more = more || (x->used_bytes > x->quota_bytes && most == 0);
+    }
+    return more;
 }
 
 static bool may_lose_extent(const directory *d, uint32_t extent, uint32_t taker, bool taker_has_none)
@@ -128,6 +216,14 @@ static bool may_lose_extent(const directory *d, uint32_t extent, uint32_t taker,
     return info.n_extents > 1 || taker_has_none || info.n_free == info.n_slots;
 }
 
+static uint64_t layout_bytes(const directory *d, uint32_t extent)
+{
+    pool_layout_info info;
+
+    pool_layout_get(d->pool, pool_extent_layout(d->pool, extent, NULL, NULL, NULL), &info);
+    return info.slot_bytes;
+}
+
 static void find_foreign(directory *d, admission *a, bool taker_has_none)
 {
     uint32_t n = pool_n_layouts(d->pool) > 1 ? pool_n_extents(d->pool) : 0;
@@ -137,7 +233,8 @@ static void find_foreign(directory *d, admission *a, bool taker_has_none)
     for (uint32_t e = 0; e < n; e++) {
         uint64_t last = d->extents[e].n_ready == 0 ? 0 : d->extents[e].last;
 
-        if ((a->foreign == POOL_NONE || last < a->foreign_last) && may_lose_extent(d, e, a->layout, taker_has_none)) {
+        if ((a->foreign == POOL_NONE || last < a->foreign_last) && may_lose_extent(d, e, a->layout, taker_has_none) &&
+            directory_may_lose_shares(d, e, layout_bytes(d, e), a->tenant)) {
             a->foreign = e;
             a->foreign_last = last;
         }
@@ -152,7 +249,7 @@ static void rebind(directory *d, admission *a)
     bool large = d->extents[e].n_ready > EMPTY_AT_ONCE;
 
     a->foreign_known = false;
-    pool_extent_close(d->pool, e);
+    directory_close_extent(d, e);
     if (large) {
         d->emptying = e;
         d->empty_at = 0;
@@ -170,12 +267,22 @@ static bool may_grow(const directory *d, const admission *a, bool *ret_has_none)
     return info.n_slots < info.cap && d->emptying == POOL_NONE;
 }
 
+static void evict_for(directory *d, const admission *a, pool_slot victim)
+{
+    tenant_entry *t = payer_of(d, victim);
+
+    t->pub.for_others += t != &d->tenants[a->tenant];
+    directory_take_away(d, victim, WIRE_CAUSE_EVICTED);
+}
+
 static kvs_status take_slot(directory *d, admission *a, pool_slot *ret)
 {
+    if (!keep_quota(d, a))
+        return KVS_E_NO_SPACE;
     while (pool_take(d->pool, a->layout, ret) != KVS_OK) {
+        bool poor = directory_is_poor(d, a->tenant, a->slot_bytes), has_none;
         uint64_t stamp = a->base;
-        pool_slot victim = own_victim(d, a, &stamp);
-        bool has_none;
+        pool_slot victim = coldest_victim(d, a, poor, &stamp);
 
         if (victim == POOL_NONE)
             stamp = a->base;
@@ -187,9 +294,11 @@ static kvs_status take_slot(directory *d, admission *a, pool_slot *ret)
                 continue;
             }
         }
+        if (victim == POOL_NONE && poor)
+            victim = victim_of(d, a, a->layout, a->tenant, &stamp);
         if (victim == POOL_NONE)
             return KVS_E_NO_SPACE;
-        directory_take_away(d, victim, WIRE_CAUSE_EVICTED);
+        evict_for(d, a, victim);
     }
     return KVS_OK;
 }
@@ -244,13 +353,15 @@ static kvs_status admit_new(directory *d, admission *a, uint32_t depth, const ui
     if (s != KVS_OK) {
         a->full = true;
         d->stats.no_space++;
+        d->tenants[a->tenant].pub.no_space++;
         return s;
     }
     i = sparse_touch(&d->infos, *ret);
     pool_name(d->pool, *ret, a->ns, key, depth);
+    directory_charge(d, *ret);
     s = key_table_insert(&d->table, directory_hash(d, a->ns, key), *ret);
     if (s != KVS_OK) {
-        pool_release(d->pool, *ret);
+        directory_free_slot(d, *ret);
         *ret = POOL_NONE;
         return s;
     }
@@ -288,23 +399,30 @@ static uint32_t depth_at(uint32_t first, uint32_t i)
 }
 
 void directory_admit(directory *d, uint32_t ns, uint32_t first_depth, const uint8_t parent[32], const uint8_t *keys,
-                     uint32_t n, kvs_status *status, pool_slot *slot)
+                     uint32_t n_keys, kvs_status *status, pool_slot *slot)
 {
-    admission a = {
-        .ns = ns, .layout = d->ns[ns]->pub.layout, .base = d->stamp + 1, .passed = POOL_NONE, .foreign = POOL_NONE};
+    const directory_ns *n = &d->ns[ns]->pub;
+    admission a = {.ns = ns,
+                   .layout = n->layout,
+                   .tenant = n->tenant,
+                   .slot_bytes = n->slot_bytes,
+                   .base = d->stamp + 1,
+                   .passed = POOL_NONE,
+                   .foreign = POOL_NONE};
     pool_slot before = first_depth > 0 ? directory_find(d, ns, parent) : POOL_NONE;
 
-    for (uint32_t at = 0; at < n; at += BATCH)
-        directory_find_batch(d, ns, keys + (size_t)at * 32, n - at < BATCH ? n - at : BATCH, slot + at);
+    for (uint32_t at = 0; at < n_keys; at += BATCH)
+        directory_find_batch(d, ns, keys + (size_t)at * 32, n_keys - at < BATCH ? n_keys - at : BATCH, slot + at);
     /* A client that does not name the parent is helped by what the row remembers. */
-    protect(d, &a, before == POOL_NONE && n > 0 && slot[0] != POOL_NONE ? parent_of(d, slot[0]) : before, slot, n);
-    for (uint32_t i = 0; i < n; i++) {
+    protect(d, &a, before == POOL_NONE && n_keys > 0 && slot[0] != POOL_NONE ? parent_of(d, slot[0]) : before, slot,
+            n_keys);
+    for (uint32_t i = 0; i < n_keys; i++) {
         status[i] = admit_one(d, &a, depth_at(first_depth, i), keys + (size_t)i * 32, &slot[i]);
         set_parent(d, slot[i], before);
         before = slot[i];
     }
-    renew(d, &a, slot, n);
-    for (uint32_t i = 0; i < n; i++)
+    renew(d, &a, slot, n_keys);
+    for (uint32_t i = 0; i < n_keys; i++)
         if (status[i] != KVS_OK)
             slot[i] = POOL_NONE;
 }
@@ -331,6 +449,7 @@ kvs_status directory_commit(directory *d, pool_slot s, uint64_t checksum)
     pool_commit(d->pool, s, checksum);
     directory_became_ready(d, s);
     d->stats.stored++;
+    d->tenants[d->ns[r->ns]->pub.tenant].pub.stored++;
     directory_emit(d, WIRE_EVENT_STORED, WIRE_CAUSE_NONE, r);
     directory_change_end(d, s, true); /* writing was busy, ready is not */
     return KVS_OK;
@@ -379,5 +498,6 @@ bool directory_step(directory *d)
         if (!closing || d->empty_at >= pool_extent_used(d->pool, e))
             d->emptying = POOL_NONE; /* blocks that are busy now go when they no longer are */
     }
-    return key_table_step(&d->table, EMPTY_STEP) || d->emptying != POOL_NONE;
+    d->over_quota = d->over_quota && directory_trim(d, EMPTY_STEP);
+    return key_table_step(&d->table, EMPTY_STEP) || d->emptying != POOL_NONE || d->over_quota;
 }

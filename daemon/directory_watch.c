@@ -7,7 +7,8 @@
 static uint64_t directory_memory(const directory *d)
 {
     return sizeof *d + pool_n_extents(d->pool) * sizeof *d->extents + CHAIN_MAX * sizeof *d->chain +
-           sparse_resident(&d->infos) + key_table_bytes(&d->table) + d->cap_ns * sizeof *d->ns + d->ns_memory +
+           sparse_resident(&d->infos) + sparse_resident(&d->shares) + d->n_tenants * sizeof *d->tenants +
+           key_table_bytes(&d->table) + d->cap_ns * sizeof *d->ns + d->ns_memory +
            d->leases.cap * sizeof *d->leases.heap + d->leases.n_buckets * sizeof *d->leases.buckets + d->leases.memory +
            d->ops->bytes(d->evict) + pool_metadata_bytes(d->pool);
 }
@@ -220,10 +221,10 @@ static kvs_status check_order(const directory *d, const recount *c, kvs_err *err
 {
     uint64_t n = 0, stamp;
 
-    for (uint32_t l = 0; l < pool_n_layouts(d->pool); l++)
+    for (uint32_t l = 0; l < pool_n_layouts(d->pool) * d->n_tenants; l++)
         for (pool_slot s = d->ops->victim(d->evict, l, POOL_NONE, &stamp); s != POOL_NONE && n <= c->in_order; n++) {
-            if (pool_layout_of(d->pool, s) != l || (info_of(d, s)->flags & SLOT_PARKED) != 0)
-                return differs(err, "order of layout at row", s, l, pool_layout_of(d->pool, s));
+            if (slot_order(d, s) != l || (info_of(d, s)->flags & SLOT_PARKED) != 0)
+                return differs(err, "order of layout and tenant at row", s, l, slot_order(d, s));
             s = d->ops->victim(d->evict, l, s, &stamp);
         }
     return n == c->in_order ? KVS_OK : differs(err, "order", 0, n, c->in_order);
@@ -251,6 +252,8 @@ kvs_status directory_check(const directory *d, kvs_err *err)
         s = check_sums(d, &c, err);
     if (s == KVS_OK)
         s = check_order(d, &c, err);
+    if (s == KVS_OK)
+        s = directory_check_tenants(d, err);
     sparse_fini(&c.leases);
     free(sums);
     return s;

@@ -30,6 +30,8 @@ typedef struct job {
     work work;             /* first: on_done is set by the submitter */
     struct job *next_wait; /* the worker's */
     uint64_t seq;          /* the worker's: place in submit order */
+    bool begun;            /* the worker's: it has had a turn */
+    uint32_t tenant;       /* whose turn it takes; below CONFIG_MAX_TENANTS */
     _Atomic uint32_t state;
     _Atomic bool stop; /* set by the loop while RUNNING: give up before the next item, report E_CANCELLED for
                           the rest */

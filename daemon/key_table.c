@@ -29,6 +29,7 @@ static kvs_status part_init(key_table_part *p, uint32_t bits)
         return KVS_E_NO_MEMORY;
     /* Clearing a huge page takes a while, and the first keys of a new table would touch them all. */
     (void)madvise(m, bytes, MADV_NOHUGEPAGE);
+    (void)madvise(m, bytes, MADV_DONTDUMP); /* as the slot table: it grows with the pool, and names every block */
     *p = (key_table_part){.e = m, .bits = bits};
     return KVS_OK;
 }

@@ -128,6 +128,7 @@ static bool lease_slot(directory *d, pool_slot s)
         n->n_leased++;
         d->stats.n_leased++;
         d->stats.leased_bytes += n->pub.slot_bytes;
+        d->tenants[n->pub.tenant].pub.leased_bytes += n->pub.slot_bytes;
     }
     directory_change_end(d, s, was);
     return true;
@@ -145,6 +146,7 @@ static void unlease_slot(directory *d, pool_slot s)
         n->n_leased--;
         d->stats.n_leased--;
         d->stats.leased_bytes -= n->pub.slot_bytes;
+        d->tenants[n->pub.tenant].pub.leased_bytes -= n->pub.slot_bytes;
     }
     directory_change_end(d, s, was);
 }
@@ -153,6 +155,7 @@ static void unlease_slot(directory *d, pool_slot s)
 static void lease_end(directory *d, lease *l)
 {
     set_remove(&d->leases, l);
+    d->tenants[l->tenant].pub.n_leases--;
     for (uint64_t i = 0; i < (uint64_t)l->n_ns * l->n_leased; i++)
         unlease_slot(d, l->slots[i]);
     free(l);
@@ -191,9 +194,9 @@ static kvs_status check_namespaces(const directory *d, uint32_t tenant, const ui
     for (uint32_t i = 0; i < n_ns; i++)
         if (ns[i] >= d->n_ns || d->ns[ns[i]]->pub.tenant != tenant)
             return kvs_fail(err, KVS_E_NOT_FOUND, "ns: there is no namespace %lu", (unsigned long)ns[i]);
-    if (d->leases.n == LEASE_MAX)
-        return kvs_fail(err, KVS_E_LIMIT, "leases: %lu are held, at most %d may be", (unsigned long)d->leases.n,
-                        LEASE_MAX);
+    if (d->tenants[tenant].pub.n_leases >= LEASE_MAX / d->n_tenants)
+        return kvs_fail(err, KVS_E_LIMIT, "leases: %lu are held, at most %lu may be",
+                        (unsigned long)d->tenants[tenant].pub.n_leases, (unsigned long)(LEASE_MAX / d->n_tenants));
     return KVS_OK;
 }
 
@@ -308,6 +311,7 @@ kvs_status directory_reserve(directory *d, uint32_t tenant, uint64_t owner, cons
         return s;
     }
     set_add(&d->leases, l);
+    d->tenants[tenant].pub.n_leases++;
     *ret = (directory_lease){.n_leased = l->n_leased, .ttl_ms = ttl_ms, .bytes = l->bytes};
     memcpy(ret->id, l->id, 16);
     return KVS_OK;
@@ -446,12 +450,7 @@ uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns)
 
 uint64_t directory_tenant_leased(const directory *d, uint32_t tenant)
 {
-    uint64_t sum = 0;
-
-    for (uint32_t i = 0; i < d->n_ns; i++)
-        if (d->ns[i]->pub.tenant == tenant)
-            sum += d->ns[i]->n_leased * d->ns[i]->pub.slot_bytes;
-    return sum;
+    return d->tenants[tenant].pub.leased_bytes;
 }
 
 void directory_each_lease(const directory *d, uint64_t now_us, void (*f)(void *ud, const directory_lease_info *l),

@@ -15,16 +15,20 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "config/json.h"
+#include "daemon/accepted.h"
+#include "daemon/beat.h"
 #include "daemon/conn.h"
 #include "daemon/log.h"
 #include "daemon/mailbox.h"
 #include "daemon/notify.h"
 #include "daemon/options.h"
+#include "daemon/report.h"
 #include "daemon/request.h"
 #include "daemon/server.h"
 #include "kernels/device_cuda.h"
 
-enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024 };
+enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024, NOTE_BYTES = 256 };
 
 enum app_state { STARTING, SERVING, DRAINING, CLOSING, STOPPED };
 
@@ -38,7 +42,13 @@ typedef struct app {
     uv_signal_t signals[3];
     uv_timer_t limit;        /* of DRAINING and CLOSING */
     uv_timer_t notify_again; /* while the service manager does not read */
+    uv_timer_t watchdog;
+    uint64_t watchdog_us; /* what the service manager allows between two signs of life; 0: it does not ask */
     notify notify;
+    report report;
+    bool grows;            /* the arena has not its full size yet, or may have got another one to reach */
+    bool old_config;       /* the file was refused, and is not mended yet */
+    char note[NOTE_BYTES]; /* what is wrong with the file; "": nothing */
     bool has_signals;
     persist memory; /* the pool's */
     device *device;
@@ -81,6 +91,63 @@ static void retry_notify(app *a)
 {
     if (notify_retry(&a->notify))
         (void)uv_timer_start(&a->notify_again, on_notify_again, NOTIFY_RETRY_MS, NOTIFY_RETRY_MS);
+}
+
+/* ---- what the service manager is told ---- */
+/* True: a line is due, and in a->report. */
+static bool report_is_due(app *a)
+{
+    report_facts f = {.note = a->note};
+
+    (void)core_get_growth(a->core, &f.usable_bytes, &f.max_bytes);
+    f.health = core_health(a->core, &f.reasons);
+    return report_update(&a->report, &f, conn_now_us());
+}
+
+/* Looked at in each turn while the arena grows, and not again: a turn is too short for it. */
+static void tell_growth(app *a)
+{
+    uint64_t usable, max;
+
+    a->grows = core_get_growth(a->core, &usable, &max);
+    if (report_is_due(a))
+        notify_status(&a->notify, a->report.line);
+}
+
+static void tell_ready(app *a)
+{
+    a->grows = true;
+    (void)report_is_due(a);
+    notify_ready(&a->notify, a->report.line);
+    retry_notify(a);
+}
+
+/* The loop turns, or this would not run.  A thread of ours that hangs in our own code is as bad as a loop that stands:
+ * then the manager hears nothing, and ends it.  One inside a call of the device is not: see core_health. */
+static void on_watchdog(uv_timer_t *t)
+{
+    app *a = t->data;
+    beat_age hung = beat_oldest(BEAT_RUNNING);
+
+    if (hung.us > a->watchdog_us / 2)
+        log_event(LOG_LEVEL_ERROR, "thread_hung", " thread=%s for_ms=%llu msg=\"no more signs of life\"", hung.name,
+                  (unsigned long long)hung.us / 1000);
+    else
+        notify_alive(&a->notify);
+    if (a->state == SERVING && report_is_due(a))
+        notify_status(&a->notify, a->report.line);
+}
+
+static void start_watchdog(app *a)
+{
+    uint64_t every_ms;
+
+    (void)uv_timer_init(&a->loop, &a->watchdog);
+    a->watchdog.data = a;
+    a->watchdog_us = notify_watchdog_us();
+    every_ms = a->watchdog_us / 3000;
+    if (a->watchdog_us > 0)
+        (void)uv_timer_start(&a->watchdog, on_watchdog, 0, every_ms > 0 ? every_ms : 1);
 }
 
 /* Would another start with the same configuration end the same way? */
@@ -143,11 +210,20 @@ static void begin_drain(app *a, const char *why)
     (void)uv_timer_start(&a->limit, on_limit, (uint64_t)a->config.drain_timeout_ms, 0);
 }
 
+/* What has served, or would change nothing about whether it does, is what to fall back on. */
+static void keep_config(const app *a)
+{
+    kvs_err err = {0};
+
+    if (!a->old_config && accepted_save(&a->options, &a->config, &err) != KVS_OK)
+        log_failure("accepted_config_not_kept", &err);
+}
+
 static void become_ready(app *a)
 {
     a->state = SERVING;
-    notify_ready(&a->notify, "serving");
-    retry_notify(a);
+    tell_ready(a);
+    keep_config(a);
     log_event(LOG_LEVEL_INFO, "ready", " socket=%s admin=%s", a->config.socket_path, a->config.admin_path);
 }
 
@@ -169,6 +245,8 @@ static void on_turn(void *ud)
     }
     if (a->state == STARTING && core_is_ready(a->core))
         become_ready(a);
+    else if (a->state == SERVING && a->grows)
+        tell_growth(a);
     if (a->state == DRAINING && core_is_idle(a->core) && server_is_flushed(a->server)) {
         begin_close(a);
         (void)uv_timer_start(&a->limit, on_limit, CLOSE_LIMIT_MS, 0);
@@ -196,26 +274,103 @@ static void on_stop_signal(uv_signal_t *h, int signum)
     }
 }
 
-static void reload(app *a)
+/* One list of the answer to RELOAD: the keys that apply at once, or those that wait for a restart. */
+typedef struct change_list {
+    json_writer *w;
+    bool reloadable;
+} change_list;
+
+static void put_change(void *ud, const config_change *x)
+{
+    const change_list *l = ud;
+
+    if (x->reloadable != l->reloadable)
+        return;
+    json_begin_object(l->w, NULL);
+    json_put_string(l->w, "key", x->key);
+    json_put_string(l->w, "from", x->from);
+    json_put_string(l->w, "to", x->to);
+    json_end(l->w);
+}
+
+static void put_changes(const app *a, const config *fresh, bool dry_run, json_writer *w)
+{
+    change_list now = {w, true}, later = {w, false};
+
+    json_begin_object(w, NULL);
+    json_put_string(w, "file", a->options.config_path);
+    json_put_bool(w, "dry_run", dry_run);
+    json_begin_array(w, "applied");
+    (void)config_changed(&a->config, fresh, put_change, &now);
+    json_end(w);
+    json_begin_array(w, "needs_restart");
+    (void)config_changed(&a->config, fresh, put_change, &later);
+    json_end(w);
+    json_end(w);
+}
+
+static void apply_config(app *a, const config *next, const char *changed, const char *kept)
+{
+    a->config = *next;
+    a->old_config = false;
+    a->grows = true;
+    a->note[0] = '\0';
+    core_set_old_config(a->core, false);
+    keep_config(a);
+    log_set_level(level_of(a->config.log_level));
+    core_configured(a->core);
+    server_recheck(a->server);
+    log_event(LOG_LEVEL_INFO, "reloaded", " file=%s changed=%s needs_restart=%s", a->options.config_path,
+              changed[0] != '\0' ? changed : "-", kept[0] != '\0' ? kept : "-");
+}
+
+/* `room`: the configuration in the file, and what it makes of the live one. */
+static kvs_status reload_into(app *a, config *room, bool dry_run, json_writer *w, kvs_err *err)
 {
     char changed[KEY_LIST_BYTES], kept[KEY_LIST_BYTES];
-    config *fresh = malloc(sizeof *fresh);
-    kvs_err err = {KVS_E_NO_MEMORY, "out of memory"};
+    kvs_status s = options_config(&a->options, &room[0], err);
 
-    if (fresh == NULL || options_config(&a->options, fresh, &err) != KVS_OK ||
-        options_reload(&a->config, fresh, changed, kept, KEY_LIST_BYTES, &err) != KVS_OK) {
-        log_failure("reload_refused", &err);
-    } else {
-        log_set_level(level_of(a->config.log_level));
-        log_event(LOG_LEVEL_INFO, "reloaded", " file=%s changed=%s needs_restart=%s", a->options.config_path,
-                  changed[0] != '\0' ? changed : "-", kept[0] != '\0' ? kept : "-");
+    room[1] = a->config;
+    if (s == KVS_OK)
+        s = options_reload(&room[1], &room[0], changed, kept, KEY_LIST_BYTES, err);
+    if (s != KVS_OK)
+        return s;
+    if (w != NULL)
+        put_changes(a, &room[0], dry_run, w);
+    if (!dry_run)
+        apply_config(a, &room[1], changed, kept);
+    return KVS_OK;
+}
+
+static kvs_status reload(void *ud, bool dry_run, json_writer *w, kvs_err *err)
+{
+    app *a = ud;
+    config *room = malloc(2 * sizeof *room);
+    kvs_status s;
+
+    if (a->options.config_path == NULL)
+        s = kvs_fail(err, KVS_E_STATE, "reload: there is no configuration file");
+    else if (room == NULL)
+        s = kvs_fail(err, KVS_E_NO_MEMORY, "reload: out of memory");
+    else
+        s = reload_into(a, room, dry_run, w, err);
+    free(room);
+    if (dry_run)
+        return s;
+    core_reloaded(a->core, s, err);
+    if (s != KVS_OK) {
+        log_failure("reload_refused", err);
+        (void)snprintf(a->note, sizeof a->note, "reload refused: %.200s", err->msg);
     }
-    free(fresh);
+    if (a->state == SERVING && report_is_due(a))
+        notify_status(&a->notify, a->report.line);
+    return s;
 }
 
 static void on_reload_signal(uv_signal_t *h, int signum)
 {
     app *a = h->data;
+    kvs_err err = {0};
 
     (void)signum;
     if (a->state >= DRAINING || a->options.config_path == NULL) {
@@ -224,10 +379,9 @@ static void on_reload_signal(uv_signal_t *h, int signum)
     }
     if (a->state == SERVING)
         notify_reloading(&a->notify);
-    reload(a);
+    (void)reload(a, false, NULL, &err);
     if (a->state == SERVING) /* else it comes with the first memory */
-        notify_ready(&a->notify, "serving");
-    retry_notify(a);
+        tell_ready(a);
 }
 
 /* From exec on, a hang-up or a stop waits for the loop and kills nobody; threads made later leave both to it.
@@ -255,6 +409,7 @@ static void start_signals(app *a)
     (void)uv_timer_init(&a->loop, &a->limit);
     (void)uv_timer_init(&a->loop, &a->notify_again);
     a->limit.data = a->notify_again.data = a;
+    start_watchdog(a);
     a->has_signals = true;
     hold_signals(SIG_UNBLOCK);
 }
@@ -349,13 +504,19 @@ static kvs_status open_memory(app *a, int arena, int table, kvs_err *err)
 
 static kvs_status open_server(app *a, kvs_err *err)
 {
+    const char *names[CONFIG_MAX_TENANTS + 1] = {"admin", "client"}; /* the rest: tenants 1 and up by their names */
+    int fds[CONFIG_MAX_TENANTS + 1];
     server_config c = {.loop = &a->loop, .config = &a->config, .on_turn = on_turn, .ud = a};
     unsigned strangers;
 
-    notify_sockets(&c.client_fd, &c.admin_fd, &strangers);
+    for (uint32_t t = 1; t < a->config.n_tenants; t++)
+        names[t + 1] = a->config.tenants[t].name;
+    notify_sockets(names, fds, a->config.n_tenants + 1, &strangers);
     if (strangers > 0)
-        log_event(LOG_LEVEL_WARN, "descriptors_closed", " n=%u msg=\"passed under other names than client, admin\"",
-                  strangers);
+        log_event(LOG_LEVEL_WARN, "descriptors_closed",
+                  " n=%u msg=\"passed under other names than admin, client and tenants\"", strangers);
+    c.admin_fd = fds[0];
+    c.tenant_fds = fds + 1;
     return server_create(&a->server, &c, err);
 }
 
@@ -375,10 +536,14 @@ static kvs_status start(app *a, kvs_err *err)
         s = mailbox_create(&a->mailbox, &a->loop, err);
     if (s == KVS_OK)
         s = core_create_on(&a->core, &a->config, a->device, mailbox_sink(a->mailbox), &a->memory, conn_now_us(), err);
-    if (s == KVS_OK)
+    if (s == KVS_OK) {
+        core_set_old_config(a->core, a->old_config);
         s = server_start(a->server, a->core, a->mailbox, err);
-    if (s == KVS_OK)
+    }
+    if (s == KVS_OK) {
+        core_set_operator(a->core, &(core_operator){reload, a});
         start_signals(a);
+    }
     return s;
 }
 
@@ -392,6 +557,7 @@ static void close_handles(app *a)
             uv_close((uv_handle_t *)&a->signals[i], NULL);
         uv_close((uv_handle_t *)&a->limit, NULL);
         uv_close((uv_handle_t *)&a->notify_again, NULL);
+        uv_close((uv_handle_t *)&a->watchdog, NULL);
     }
     (void)uv_run(&a->loop, UV_RUN_DEFAULT);
     rc = uv_loop_close(&a->loop);
@@ -452,9 +618,15 @@ static int serve(app *a)
     kvs_err err = {0};
 
     log_open(LOG_LEVEL_INFO, logs_to_journal());
-    if (options_config(&a->options, &a->config, &err) != KVS_OK) {
+    if (accepted_config(&a->options, &a->config, &a->old_config, &err) != KVS_OK) {
         log_failure("config_refused", &err);
         return EXIT_CODE_CONFIG;
+    }
+    if (a->old_config) {
+        log_failure("config_refused", &err);
+        log_event(LOG_LEVEL_ERROR, "old_config", " file=%s msg=\"the last accepted configuration is in use\"",
+                  a->options.accepted_path);
+        (void)snprintf(a->note, sizeof a->note, "%.200s", err.msg);
     }
     log_set_level(level_of(a->config.log_level));
     raise_fd_limit();

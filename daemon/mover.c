@@ -4,10 +4,11 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "daemon/beat.h"
 #include "daemon/sums.h"
 #include "daemon/worker.h"
 
-enum { BATCH_COPIES = 256, MAX_DEPTH = 4, SUM_THREADS = 12 };
+enum { BATCH_COPIES = 256, SHARED_BLOCKS = 2, SUM_THREADS = 12 };
 #define BATCH_BYTES (UINT64_C(16) << 20)
 
 struct mover {
@@ -15,38 +16,22 @@ struct mover {
     device *dev;
     device_queue *queue;
     device_dir dir;
-    bool lost;      /* the thread's: the device has said so once */
     uint32_t depth; /* batches that are kept queued */
     sums *sums;     /* NULL: the device is no faster than one thread's sums */
+    bool lost;      /* the thread's: the device has said so once */
     _Atomic uint64_t blocks, bytes;
     device_copy copies[BATCH_COPIES];
 };
 
-/* Where a job stands: the next byte to be queued is byte `offset` of plane `plane` of item `item`. */
-typedef struct place {
-    uint32_t item, plane;
-    uint64_t offset;
-} place;
-
-/* A batch that the device has, or has refused. */
-typedef struct batch {
-    place from, to;
-    uint64_t mark;
-    bool queued;
-    kvs_status status;
-    kvs_err err;
-} batch;
-
 typedef struct run {
     mover *m;
     mover_job *j;
-    place at;
-    batch flying[MAX_DEPTH]; /* the oldest first */
-    uint32_t n_flying;
-    bool stopped;
+    mover_place at;
     size_t n;        /* copies in this batch */
     size_t n_before; /* of these, before the item at hand */
     uint64_t bytes;  /* of this batch */
+    uint64_t turn_bytes;
+    uint32_t most; /* blocks that it may touch */
 } run;
 
 static uint32_t planes(const region_map *map)
@@ -86,7 +71,7 @@ static bool add_copy(run *r, uint8_t *host, uint8_t *dev, uint64_t bytes)
 
 static void next_item(run *r)
 {
-    r->at = (place){.item = r->at.item + 1};
+    r->at = (mover_place){.item = r->at.item + 1};
 }
 
 /* The rest of the item's pages, as far as they fit.  Returns true if all of them did. */
@@ -129,9 +114,11 @@ static bool verified(run *r, mover_item *it)
 /* Collect the next batch.  Items that failed in an earlier one are left out. */
 static void fill(run *r)
 {
+    uint32_t n_items = 0;
+
     r->n = 0;
     r->bytes = 0;
-    while (r->at.item < r->j->n_items && r->bytes < BATCH_BYTES) {
+    for (; r->at.item < r->j->n_items && r->bytes < BATCH_BYTES && n_items < r->most; n_items++) {
         mover_item *it = &r->j->items[r->at.item];
         bool fresh = r->at.plane == 0 && r->at.offset == 0;
 
@@ -148,21 +135,26 @@ static void fill(run *r)
 static void submit(run *r)
 {
     const device_ops *ops = r->m->dev->ops;
-    batch *b = &r->flying[r->n_flying++];
+    mover_batch *b = &r->j->flying[r->j->n_flying++];
 
-    *b = (batch){.from = r->at};
+    *b = (mover_batch){.from = r->at};
     fill(r);
     b->to = r->at;
-    if (r->n > 0)
-        b->status = ops->copy(r->m->queue, r->m->copies, r->n, &b->mark, &b->err);
-    b->queued = r->n > 0 && b->status == KVS_OK;
+    b->bytes = r->bytes;
+    if (r->n == 0)
+        return;
+    beat_mark(BEAT_IN_CALL);
+    b->status = ops->copy(r->m->queue, r->m->copies, r->n, &b->mark, &b->err);
+    beat_mark(BEAT_RUNNING);
+    b->queued = b->status == KVS_OK;
 }
 
 /* What the batch did for one of its items; whole: its last byte was in there.  True: it is all there. */
 static bool settle_item(mover_item *it, bool whole, kvs_status s)
 {
     if (it->status != KVS_E_CANCELLED)
-        return false; /* left out: corrupt, or failed before */
+        return false;        /* left out: corrupt, or failed before */
+    beat_mark(BEAT_RUNNING); /* a batch of many long sums is no hang */
     if (s != KVS_OK)
         it->status = KVS_E_DEVICE;
     return s == KVS_OK && whole;
@@ -184,7 +176,7 @@ static void finish_item(run *r, mover_item *it)
 }
 
 /* A batch is over. */
-static void settle(run *r, const batch *b)
+static void settle(run *r, const mover_batch *b)
 {
     for (uint32_t i = b->from.item; i < b->to.item; i++)
         if (settle_item(&r->j->items[i], true, b->status))
@@ -201,69 +193,85 @@ static void fail_all(mover *m, mover_job *j, const kvs_err *err)
     job_note(&j->job, KVS_E_DEVICE_LOST, err);
 }
 
-static bool may_submit(run *r)
+/* Is there more to queue, and room for it? */
+static bool may_submit(const run *r, uint32_t depth)
+{
+    return r->at.item < r->j->n_items && r->j->n_flying < depth &&
+           !atomic_load_explicit(&r->j->job.stop, memory_order_relaxed);
+}
+
+/* The oldest batch leaves the device. */
+static mover_batch land(run *r)
+{
+    mover_job *j = r->j;
+    mover_batch b = j->flying[0];
+
+    for (uint32_t i = 1; i < j->n_flying; i++)
+        j->flying[i - 1] = j->flying[i];
+    j->n_flying--;
+    if (!b.queued)
+        return b;
+    beat_mark(BEAT_IN_CALL);
+    b.status = r->m->dev->ops->wait(r->m->queue, b.mark, &b.err);
+    beat_mark(BEAT_RUNNING);
+    return b;
+}
+
+/* Nothing flies.  True: nothing will. */
+static bool has_ended(const run *r)
 {
     job *j = &r->j->job;
     kvs_err err;
 
-    if (r->stopped || r->at.item >= r->j->n_items || r->n_flying >= r->m->depth)
-        return false;
-    if (!atomic_load_explicit(&j->stop, memory_order_relaxed))
+    if (r->at.item >= r->j->n_items)
         return true;
-    r->stopped = true;
+    if (!atomic_load_explicit(&j->stop, memory_order_relaxed))
+        return false;
     job_note(j, kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, r->at.item, r->j->n_items),
              &err);
-    return false;
+    return true;
 }
 
-/* The oldest batch leaves the device. */
-static batch land(run *r)
+/* One batch lands, with others behind it so that the device goes on.  True: that was the last of the job. */
+static bool run_batch(run *r, uint32_t depth)
 {
-    batch b = r->flying[0];
+    mover_batch b;
 
-    for (uint32_t i = 1; i < r->n_flying; i++)
-        r->flying[i - 1] = r->flying[i];
-    r->n_flying--;
-    if (b.queued)
-        b.status = r->m->dev->ops->wait(r->m->queue, b.mark, &b.err);
-    return b;
-}
-
-/* The device goes on with the next batch while the blocks of the last one are settled. */
-static void run_batches(run *r)
-{
-    for (;;) {
-        batch b;
-
-        while (may_submit(r))
-            submit(r);
-        if (r->n_flying == 0)
-            return;
+    while (may_submit(r, depth))
+        submit(r);
+    if (r->j->n_flying > 0) {
         b = land(r);
+        r->turn_bytes = b.bytes;
         if (b.status == KVS_E_DEVICE_LOST) {
             fail_all(r->m, r->j, &b.err);
-            return;
+            return true;
         }
         if (b.status != KVS_OK)
             job_note(&r->j->job, KVS_E_DEVICE, &b.err);
         settle(r, &b);
     }
+    return r->j->n_flying == 0 && has_ended(r);
 }
 
-static void mover_run(void *ud, job *j)
+static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
 {
     mover *m = ud;
-    run r = {.m = m, .j = (mover_job *)(void *)j};
+    mover_job *x = (mover_job *)(void *)j;
+    run r = {.m = m, .j = x, .at = x->at, .most = shared ? SHARED_BLOCKS : UINT32_MAX};
+    bool ended = true;
     kvs_err err;
 
     if (m->lost) {
         (void)kvs_fail(&err, KVS_E_DEVICE_LOST, "device %s was lost before", m->dev->ops->name);
-        fail_all(m, r.j, &err);
-        return;
+        fail_all(m, x, &err);
+    } else {
+        ended = run_batch(&r, shared ? 1 : m->depth);
+        x->at = r.at;
+        *ret_bytes = r.turn_bytes;
     }
-    run_batches(&r);
-    if (m->sums != NULL)
+    if (ended && m->sums != NULL)
         sums_finish(m->sums);
+    return ended;
 }
 
 static kvs_status mover_start(void *ud, kvs_err *err)
@@ -280,8 +288,8 @@ static void mover_stop(void *ud)
     m->dev->ops->queue_close(m->queue);
 }
 
-static const worker_ops load_ops = {"kvs-load", mover_start, mover_run, mover_stop};
-static const worker_ops store_ops = {"kvs-store", mover_start, mover_run, mover_stop};
+static const worker_ops load_ops = {"kvs-load", mover_start, mover_turn, mover_stop};
+static const worker_ops store_ops = {"kvs-store", mover_start, mover_turn, mover_stop};
 
 /* Beside the mover's own thread; a core is left to the loop. */
 static unsigned sum_threads(void)
@@ -306,7 +314,7 @@ kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink
     (void)sums_one(m->copies, sizeof m->copies);
     m->dev = dev;
     m->dir = dir;
-    m->depth = dev->ops->depth < 1 ? 1 : dev->ops->depth > MAX_DEPTH ? MAX_DEPTH : dev->ops->depth;
+    m->depth = dev->ops->depth < 1 ? 1 : dev->ops->depth > MOVER_MAX_DEPTH ? MOVER_MAX_DEPTH : dev->ops->depth;
     s = m->depth > 1 && dir == DEVICE_STORE ? sums_create(&m->sums, sum_threads(), err) : KVS_OK;
     if (s == KVS_OK)
         s = worker_create(&m->worker, dir == DEVICE_LOAD ? &load_ops : &store_ops, m, sink, err);
@@ -321,6 +329,8 @@ kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink
 
 void mover_submit(mover *m, mover_job *j)
 {
+    j->n_flying = 0;
+    j->at = (mover_place){0};
     /* What no batch has reached is cancelled: true of a dropped job and of the rest of a stopped one. */
     for (uint32_t i = 0; i < j->n_items; i++) {
         j->items[i].status = KVS_E_CANCELLED;
@@ -333,6 +343,11 @@ void mover_submit(mover *m, mover_job *j)
 void mover_kick(mover *m)
 {
     worker_kick(m->worker);
+}
+
+void mover_share(mover *m, uint32_t tenant, uint32_t share)
+{
+    worker_share(m->worker, tenant, share);
 }
 
 void mover_destroy(mover *m)

@@ -7,7 +7,8 @@
  * Threads: create, submit, kick, destroy on the loop thread; everything else on its own.
  * Ownership: a job, its items, map and counter page are borrowed from submit to on_done.
  *
- * Jobs run in submit order except those whose `after` is not reached.  Items of a job are submitted to the
+ * Jobs of one tenant run in submit order except those whose `after` is not reached; between tenants see worker.h: a turn is
+ * one batch, and one of at most two blocks while others wait.  Items of a job are submitted to the
  * device in bounded batches (at most 16 MiB or 256 copies), adjacent pages of a block merged.  job.stop is
  * looked at before each batch; a block that is cut there is E_CANCELLED.  A batch that fails costs the items
  * that had bytes in it; a lost device costs every item, and every later job without another device call. */
@@ -20,6 +21,8 @@
 
 typedef struct mover mover;
 
+enum { MOVER_MAX_DEPTH = 4 };
+
 typedef struct mover_item {
     uint8_t *host;     /* the block's slot in the arena */
     uint32_t slot;     /* in the region */
@@ -28,12 +31,29 @@ typedef struct mover_item {
     bool verify;       /* load: compare first; nothing is copied on a mismatch */
 } mover_item;
 
+typedef struct mover_place { /* the next byte to be queued is byte `offset` of plane `plane` of item `item` */
+    uint32_t item, plane;
+    uint64_t offset;
+} mover_place;
+
+typedef struct mover_batch { /* that the device has, or has refused */
+    mover_place from, to;
+    uint64_t mark, bytes;
+    bool queued;
+    kvs_status status;
+    kvs_err err;
+} mover_batch;
+
 typedef struct mover_job {
     job job;
     const region_map *map;
     mover_item *items;
     uint32_t n_items;
     bool checksum; /* store: compute it (else 0) */
+    /* The mover's: where the job stands, and its batches on the device, the oldest first. */
+    mover_place at;
+    mover_batch flying[MOVER_MAX_DEPTH];
+    uint32_t n_flying;
 } mover_job;
 
 typedef struct mover_stats {                               /* read from any thread, each value by itself */
@@ -43,7 +63,8 @@ typedef struct mover_stats {                               /* read from any thre
 
 kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink, kvs_err *err);
 void mover_submit(mover *m, mover_job *j);
-void mover_kick(mover *m);    /* after job_drop or job.stop: look at the lists again */
+void mover_kick(mover *m);                                   /* after job_drop or job.stop: look at the lists again */
+void mover_share(mover *m, uint32_t tenant, uint32_t share); /* as worker_share */
 void mover_destroy(mover *m); /* waits for what runs, drops what waits; every on_done has been posted when it returns */
 void mover_get_stats(const mover *m, mover_stats *ret);
 

@@ -125,6 +125,21 @@ void notify_status(notify *n, const char *status)
     (void)notify_retry(n);
 }
 
+void notify_alive(notify *n)
+{
+    static const char TEXT[] = "WATCHDOG=1";
+
+    if (n->fd >= 0)
+        (void)send(n->fd, TEXT, sizeof TEXT - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+uint64_t notify_watchdog_us(void)
+{
+    uint64_t us = 0;
+
+    return sd_watchdog_enabled(0, &us) > 0 ? us : 0;
+}
+
 static bool is_memory(const char *name)
 {
     return strcmp(name, PERSIST_ARENA) == 0 || strcmp(name, PERSIST_TABLE) == 0;
@@ -159,17 +174,26 @@ void notify_memory(int *ret_arena, int *ret_table)
     free_names(names, n);
 }
 
-void notify_sockets(int *ret_client, int *ret_admin, unsigned *ret_strangers)
+static int *place_of(const char *name, const char *const *names, int *fds, unsigned n)
 {
-    char **names = NULL;
-    int n = sd_listen_fds_with_names(1, &names);
+    for (unsigned i = 0; i < n; i++)
+        if (strcmp(name, names[i]) == 0)
+            return &fds[i];
+    return NULL;
+}
 
-    *ret_client = *ret_admin = -1;
+void notify_sockets(const char *const *names, int *ret_fds, unsigned n, unsigned *ret_strangers)
+{
+    char **given = NULL;
+    int n_given = sd_listen_fds_with_names(1, &given);
+
+    for (unsigned i = 0; i < n; i++)
+        ret_fds[i] = -1;
     *ret_strangers = 0;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n_given; i++) {
         int fd = SD_LISTEN_FDS_START + i;
-        const char *name = names != NULL && names[i] != NULL ? names[i] : "";
-        int *place = strcmp(name, "client") == 0 ? ret_client : strcmp(name, "admin") == 0 ? ret_admin : NULL;
+        const char *name = given != NULL && given[i] != NULL ? given[i] : "";
+        int *place = place_of(name, names, ret_fds, n);
 
         if (is_memory(name))
             continue;
@@ -180,5 +204,5 @@ void notify_sockets(int *ret_client, int *ret_admin, unsigned *ret_strangers)
             ++*ret_strangers;
         }
     }
-    free_names(names, n);
+    free_names(given, n_given);
 }

@@ -58,8 +58,8 @@ kvs_status op_status(request *r, wire_in *in, kvs_err *err)
 
     wire_get_status_req(in, &q);
     s = request_parsed(in, err);
-    if (s == KVS_OK && q.section > WIRE_SECTION_FSCK)
-        s = kvs_fail(err, KVS_E_INVALID, "section: %u is above %d", q.section, WIRE_SECTION_FSCK);
+    if (s == KVS_OK && q.section > WIRE_SECTION_TENANTS)
+        s = kvs_fail(err, KVS_E_INVALID, "section: %u is above %d", q.section, WIRE_SECTION_TENANTS);
     if (s == KVS_OK && q.reserved != 0)
         s = kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q.reserved);
     if (s == KVS_OK && q.section != WIRE_SECTION_SUMMARY && !r->peer->info.is_admin)
@@ -71,7 +71,10 @@ kvs_status op_status(request *r, wire_in *in, kvs_err *err)
     w = json_writer_create();
     if (!w)
         return kvs_fail(err, KVS_E_NO_MEMORY, "status: out of memory");
-    status_text(r->peer->core, &q, w);
+    if (r->peer->info.is_admin || r->peer->core->config->n_tenants == 1)
+        status_text(r->peer->core, &q, w);
+    else
+        tenant_summary_text(r->peer->core, r->peer->tenant, w);
     text = json_text(w, &len);
     s = text ? request_room(r, WIRE_status_rep_BYTES + (uint64_t)len, err)
              : kvs_fail(err, KVS_E_NO_MEMORY, "status: out of memory");

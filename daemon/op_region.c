@@ -102,36 +102,15 @@ static kvs_status join_pieces(making *m, kvs_err *err)
     return KVS_OK;
 }
 
-/* Bytes that count towards a limit: what one client has imported, or what all regions of the daemon have. */
-static uint64_t *charged(const making *m)
-{
-    peer *p = m->request->peer;
-
-    return m->region->imported ? &p->import_bytes : &p->core->region_bytes;
-}
-
-/* The size is known now: whole pages of the device, or what the descriptors of an import hold.  What was charged at
- * admission is part of the sum; other requests may have come back first. */
-static kvs_status check_bytes(const making *m, kvs_err *err)
-{
-    const config *cfg = m->request->peer->core->config;
-    bool imported = m->region->imported;
-    uint64_t most = (uint64_t)(imported ? cfg->device_max_import_bytes : cfg->device_max_region_bytes);
-    uint64_t others = *charged(m) - m->closer->bytes;
-
-    if (m->region->bytes > most || others > most - m->region->bytes)
-        return kvs_fail(err, KVS_E_LIMIT, "device.%s: %" PRIu64 " in use and %" PRIu64 " more are above %" PRIu64,
-                        imported ? "max_import_bytes" : "max_region_bytes", others, m->region->bytes, most);
-    return KVS_OK;
-}
-
 static kvs_status make_map(making *m, kvs_err *err)
 {
     region *g = m->region;
     kvs_status s = join_pieces(m, err);
 
+    /* The size is known now: whole pages of the device, or what the descriptors of an import hold.  Other requests may have
+     * come back first. */
     if (s == KVS_OK)
-        s = check_bytes(m, err);
+        s = peer_check_bytes(m->request->peer, g->imported, m->closer->bytes, g->bytes, err);
     if (s != KVS_OK || !m->ns)
         return s;
     if (!g->imported)
@@ -281,8 +260,7 @@ static void making_done(work *w)
     if (!r->answered && !p->gone)
         s = finish_making(m, &err);
     if (m->region && m->region->id != 0 && (s == KVS_OK || s == KVS_E_PARTIAL)) {
-        *charged(m) += m->region->bytes - m->closer->bytes;
-        m->closer->bytes = m->region->bytes;
+        closer_charge(m->closer, m->region->bytes);
         m->region->closer = m->closer;
         peer_add_seat(p, m->seat);
     } else {
@@ -332,17 +310,6 @@ static kvs_status check_geometry(peer *p, uint32_t ns, uint32_t kind, uint32_t d
     if (n_slots < 1 || n_slots > REGION_MAX_SLOTS)
         return kvs_fail(err, KVS_E_RANGE, "n_slots: %u is outside 1..%d", n_slots, REGION_MAX_SLOTS);
     return peer_ns(p, ns, ret_ns, err);
-}
-
-static kvs_status check_region_bytes(const core *c, uint64_t bytes, kvs_err *err)
-{
-    uint64_t most = (uint64_t)c->config->device_max_region_bytes;
-
-    if (bytes > most || c->region_bytes > most - bytes)
-        return kvs_fail(err, KVS_E_LIMIT,
-                        "device.max_region_bytes: %" PRIu64 " in use and %" PRIu64 " more are above %" PRIu64,
-                        c->region_bytes, bytes, most);
-    return KVS_OK;
 }
 
 static kvs_status check_places(const peer *p, kvs_err *err)
@@ -428,7 +395,7 @@ kvs_status op_region_create(request *r, wire_in *in, kvs_err *err)
                         q.n_slots, ns->slot_bytes);
     s = check_places(r->peer, err);
     if (s == KVS_OK)
-        s = check_region_bytes(r->peer->core, bytes, err);
+        s = peer_check_bytes(r->peer, false, 0, bytes, err);
     if (s == KVS_OK)
         s = prepare(r, MAKING_CREATE, ns, q.ns, q.n_slots, bytes, &m, err);
     return s == KVS_OK ? launch(m, err) : s;
@@ -452,7 +419,7 @@ static kvs_status reoffer(request *r, const wire_region_attach_req *q, const dir
 {
     uint64_t bytes = ns ? q->n_slots * ns->slot_bytes : q->bytes;
     making *m = NULL;
-    kvs_status s = check_region_bytes(r->peer->core, bytes, err);
+    kvs_status s = peer_check_bytes(r->peer, false, 0, bytes, err);
 
     if (s == KVS_OK && r->frame->head.n_fds < 1)
         s = kvs_fail(err, KVS_E_INVALID, "n_fds: 0 descriptors came with the re-offer");
@@ -599,8 +566,7 @@ kvs_status op_region_import(request *r, wire_in *in, kvs_err *err)
     m->maps = maps;
     m->n_maps = q.n_maps;
     m->import.memory = q.memory;
-    m->import.max_bytes = (uint64_t)r->peer->core->config->device_max_import_bytes;
-    m->import.max_bytes -= m->import.max_bytes < r->peer->import_bytes ? m->import.max_bytes : r->peer->import_bytes;
+    m->import.max_bytes = peer_import_room(r->peer);
     return launch(m, err);
 }
 

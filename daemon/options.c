@@ -14,17 +14,14 @@ enum kind { KIND_SIZE, KIND_INT, KIND_BOOL, KIND_PATH, KIND_WORD, KIND_MODE };
 typedef struct key_row {
     const char *key;
     enum kind kind;
-    bool reloadable;
-    size_t offset, bytes; /* of the field in a config */
 } key_row;
 
-#define PLACE(f)                          offsetof(config, f), sizeof((config *)0)->f
-#define ROW_SIZE(f, k, d, lo, hi, r, h)   {k, KIND_SIZE, r, PLACE(f)},
-#define ROW_INT(f, k, d, lo, hi, u, r, h) {k, KIND_INT, r, PLACE(f)},
-#define ROW_BOOL(f, k, d, r, h)           {k, KIND_BOOL, r, PLACE(f)},
-#define ROW_PATH(f, k, d, r, h)           {k, KIND_PATH, r, PLACE(f)},
-#define ROW_WORD(f, k, d, c, r, h)        {k, KIND_WORD, r, PLACE(f)},
-#define ROW_MODE(f, k, d, r, h)           {k, KIND_MODE, r, PLACE(f)},
+#define ROW_SIZE(f, k, d, lo, hi, r, h)   {k, KIND_SIZE},
+#define ROW_INT(f, k, d, lo, hi, u, r, h) {k, KIND_INT},
+#define ROW_BOOL(f, k, d, r, h)           {k, KIND_BOOL},
+#define ROW_PATH(f, k, d, r, h)           {k, KIND_PATH},
+#define ROW_WORD(f, k, d, c, r, h)        {k, KIND_WORD},
+#define ROW_MODE(f, k, d, r, h)           {k, KIND_MODE},
 static const key_row KEYS[] = {CONFIG_OPTIONS(ROW_SIZE, ROW_INT, ROW_BOOL, ROW_PATH, ROW_WORD, ROW_MODE)};
 enum { N_KEYS = sizeof KEYS / sizeof KEYS[0] };
 
@@ -37,10 +34,11 @@ static const key_row *find_key(const char *key, size_t len)
 }
 
 /* ---- command line ---- */
-enum { OPT_CONFIG = 256, OPT_SOCKET, OPT_ADMIN, OPT_SET, OPT_ACTION };
+enum { OPT_CONFIG = 256, OPT_ACCEPTED, OPT_SOCKET, OPT_ADMIN, OPT_SET, OPT_ACTION };
 
 static const struct option LONG[] = {
     {"config", required_argument, NULL, OPT_CONFIG},
+    {"accepted", required_argument, NULL, OPT_ACCEPTED},
     {"socket", required_argument, NULL, OPT_SOCKET},
     {"admin-socket", required_argument, NULL, OPT_ADMIN},
     {"set", required_argument, NULL, OPT_SET},
@@ -62,6 +60,8 @@ void options_help(FILE *to)
                 "Configuration:\n"
                 "  --config FILE         JSON file; default " OPTIONS_DEFAULT_CONFIG "\n"
                 "                        where that exists, else built-in defaults\n"
+                "  --accepted FILE       keep the values in use in FILE; when the configuration is refused at\n"
+                "                        start, run with those instead of not at all, and be degraded\n"
                 "  --set KEY=VALUE       override one key, as in --set pool.max_bytes=64GiB; may be repeated,\n"
                 "                        the last one of a key wins\n"
                 "  --socket PATH         the same as --set socket.path=PATH\n"
@@ -113,6 +113,9 @@ static kvs_status take_option(options *o, int opt, const char *word, kvs_err *er
     case OPT_CONFIG:
         o->config_path = optarg;
         o->named = true;
+        return KVS_OK;
+    case OPT_ACCEPTED:
+        o->accepted_path = optarg;
         return KVS_OK;
     case OPT_SOCKET:
         return add_set(o, "socket.path", strlen("socket.path"), optarg, err);
@@ -269,25 +272,24 @@ kvs_status options_config(const options *o, config *ret, kvs_err *err)
 }
 
 /* ---- reload ---- */
-static bool is_equal(const key_row *r, const config *a, const config *b)
-{
-    const char *x = (const char *)a + r->offset, *y = (const char *)b + r->offset;
+typedef struct key_lists {
+    char *changed, *kept;
+    size_t cap;
+} key_lists;
 
-    if (r->kind == KIND_PATH || r->kind == KIND_WORD)
-        return strcmp(x, y) == 0; /* what is behind the end is not said */
-    return memcmp(x, y, r->bytes) == 0;
-}
-
-static void append(char *list, size_t cap, const char *key)
+static void append_key(void *ud, const config_change *x)
 {
+    const key_lists *l = ud;
+    char *list = x->reloadable ? l->changed : l->kept;
     size_t len = strlen(list);
 
-    (void)snprintf(list + len, cap - len, "%s%s", len > 0 ? "," : "", key);
+    (void)snprintf(list + len, l->cap - len, "%s%s", len > 0 ? "," : "", x->key);
 }
 
 kvs_status options_reload(config *live, const config *fresh, char *ret_changed, char *ret_kept, size_t cap,
                           kvs_err *err)
 {
+    key_lists lists = {ret_changed, ret_kept, cap};
     config *c = malloc(sizeof *c);
     kvs_status s;
 
@@ -295,15 +297,8 @@ kvs_status options_reload(config *live, const config *fresh, char *ret_changed, 
         return kvs_fail(err, KVS_E_NO_MEMORY, "configuration: out of memory");
     *c = *live;
     ret_changed[0] = ret_kept[0] = '\0';
-    for (size_t i = 0; i < N_KEYS; i++) {
-        const key_row *r = &KEYS[i];
-
-        if (is_equal(r, live, fresh))
-            continue;
-        append(r->reloadable ? ret_changed : ret_kept, cap, r->key);
-        if (r->reloadable)
-            memcpy((char *)c + r->offset, (const char *)fresh + r->offset, r->bytes);
-    }
+    (void)config_changed(live, fresh, append_key, &lists);
+    config_take_reloadable(c, fresh);
     s = config_check(c, err); /* the mixture may break a rule that both halves keep */
     if (s == KVS_OK)
         *live = *c;

@@ -37,8 +37,9 @@ typedef enum options_action {
 
 typedef struct options {
     options_action action;
-    const char *config_path; /* NULL: built-in defaults */
-    bool named;              /* by --config */
+    const char *config_path;   /* NULL: built-in defaults */
+    bool named;                /* by --config */
+    const char *accepted_path; /* the copy to fall back on; NULL: none is kept */
     unsigned n_sets;
     struct options_set {
         const char *key; /* of `key_len` bytes */

@@ -12,13 +12,27 @@
 
 /* ---- life of a connection ---- */
 
+/* One more client of its kind, or one less. */
+static void count(core *c, const peer_info *info, uint32_t by)
+{
+    if (info->denied)
+        return; /* the server counts those */
+    *(info->is_admin ? &c->n_admins : &c->n_clients) += by;
+    if (!info->is_admin)
+        c->tenants[info->tenant].n_clients += by;
+}
+
 static kvs_status check_place(const core *c, const peer_info *info, kvs_err *err)
 {
+    if (info->denied)
+        return KVS_OK;
     if (info->is_admin && c->n_admins >= CORE_ADMIN_PLACES)
         return kvs_fail(err, KVS_E_LIMIT, "admin socket: all %d places are taken", CORE_ADMIN_PLACES);
-    if (!info->is_admin && c->n_clients >= (uint64_t)c->config->max_clients)
-        return kvs_fail(err, KVS_E_LIMIT, "limits.max_clients: all %lld places are taken",
-                        (long long)c->config->max_clients);
+    if (!info->is_admin && info->tenant >= c->config->n_tenants)
+        return kvs_fail(err, KVS_E_DENIED, "there is no tenant %u", info->tenant);
+    if (!info->is_admin && c->tenants[info->tenant].n_clients >= (uint64_t)c->config->max_clients)
+        return kvs_fail(err, KVS_E_LIMIT, "limits.max_clients: all %lld places of tenant %s are taken",
+                        (long long)c->config->max_clients, tenant_name(c->config, info->tenant));
     return KVS_OK;
 }
 
@@ -40,7 +54,7 @@ kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const
     p->info = *info;
     p->tenant = info->is_admin ? TENANT_ADMIN : info->tenant;
     p->conn_id = c->next_conn_id++;
-    *(info->is_admin ? &c->n_admins : &c->n_clients) += 1;
+    count(c, info, 1);
     p->next = c->peers;
     if (p->next)
         p->next->prev = p;
@@ -58,7 +72,7 @@ static void peer_free(peer *p)
     *(p->prev ? &p->prev->next : &c->peers) = p->next;
     if (p->next)
         p->next->prev = p->prev;
-    *(p->info.is_admin ? &c->n_admins : &c->n_clients) -= 1;
+    count(c, &p->info, UINT32_MAX);
     if (p->counters)
         munmap(p->counters, WIRE_COUNTER_PAGE_BYTES);
     free(p);
@@ -160,10 +174,69 @@ void peer_add_seat(peer *p, region_seat *s)
 
 /* ---- regions ---- */
 
+void closer_charge(closer *x, uint64_t bytes)
+{
+    core_tenant *t = &x->core->tenants[x->tenant];
+
+    *(x->imported ? &x->peer->import_bytes : &x->core->region_bytes) += bytes - x->bytes;
+    *(x->imported ? &t->import_bytes : &t->region_bytes) += bytes - x->bytes;
+    x->bytes = bytes;
+}
+
 static void closer_free(closer *x)
 {
-    *(x->imported ? &x->peer->import_bytes : &x->core->region_bytes) -= x->bytes;
+    closer_charge(x, 0);
     free(x);
+}
+
+static kvs_status check_limit(const char *key, const char *of, uint64_t used, uint64_t bytes, uint64_t most,
+                              kvs_err *err)
+{
+    if (bytes > most || used > most - bytes)
+        return kvs_fail(err, KVS_E_LIMIT, "%s%s: %" PRIu64 " in use and %" PRIu64 " more are above %" PRIu64, key, of,
+                        used, bytes, most);
+    return KVS_OK;
+}
+
+static uint64_t limit_or_none(int64_t bytes)
+{
+    return bytes == 0 ? UINT64_MAX : (uint64_t)bytes;
+}
+
+kvs_status peer_check_bytes(const peer *p, bool imported, uint64_t had, uint64_t bytes, kvs_err *err)
+{
+    const config *cfg = p->core->config;
+    const config_tenant *limits = &cfg->tenants[p->tenant];
+    const core_tenant *t = &p->core->tenants[p->tenant];
+    kvs_status s;
+
+    if (imported)
+        s = check_limit("device.max_import_bytes", "", p->import_bytes - had, bytes,
+                        (uint64_t)cfg->device_max_import_bytes, err);
+    else
+        s = check_limit("device.max_region_bytes", "", p->core->region_bytes - had, bytes,
+                        (uint64_t)cfg->device_max_region_bytes, err);
+    if (s != KVS_OK)
+        return s;
+    if (imported)
+        return check_limit("import_bytes of tenant ", limits->name, t->import_bytes - had, bytes,
+                           limit_or_none(limits->import_bytes), err);
+    return check_limit("region_bytes of tenant ", limits->name, t->region_bytes - had, bytes,
+                       limit_or_none(limits->region_bytes), err);
+}
+
+static uint64_t left(uint64_t most, uint64_t used)
+{
+    return most > used ? most - used : 0;
+}
+
+uint64_t peer_import_room(const peer *p)
+{
+    const config *cfg = p->core->config;
+    uint64_t own = left((uint64_t)cfg->device_max_import_bytes, p->import_bytes);
+    uint64_t all = left(limit_or_none(cfg->tenants[p->tenant].import_bytes), p->core->tenants[p->tenant].import_bytes);
+
+    return own < all ? own : all;
 }
 
 static void close_run(pinner_task *t)
@@ -200,8 +273,8 @@ closer *closer_create(peer *p, bool imported, uint64_t bytes)
     x->core = p->core;
     x->peer = p;
     x->imported = imported;
-    x->bytes = bytes;
-    *(imported ? &p->import_bytes : &p->core->region_bytes) += bytes;
+    x->tenant = p->tenant;
+    closer_charge(x, bytes);
     return x;
 }
 

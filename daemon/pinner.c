@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "daemon/beat.h"
 #include "daemon/thread.h"
 
 typedef struct task_list {
@@ -49,6 +50,7 @@ static work *next_task(pinner *p)
 {
     work *w;
 
+    beat_mark(BEAT_PARKED);
     pthread_mutex_lock(&p->lock);
     while (p->urgent.head == NULL && p->other.head == NULL && !p->closing)
         pthread_cond_wait(&p->wake, &p->lock);
@@ -56,6 +58,7 @@ static work *next_task(pinner *p)
     if (w == NULL)
         w = list_pop(&p->other);
     pthread_mutex_unlock(&p->lock);
+    beat_mark(BEAT_RUNNING);
     return w;
 }
 
@@ -64,12 +67,16 @@ static void *pinner_main(void *arg)
     pinner *p = arg;
     work *w;
 
+    (void)beat_join("kvs-pinner");
     while ((w = next_task(p)) != NULL) {
         pinner_task *t = (pinner_task *)(void *)w;
 
+        beat_mark(BEAT_IN_CALL); /* all that it runs are calls of the device or the system */
         t->run(t);
+        beat_mark(BEAT_RUNNING);
         p->sink.post(p->sink.ud, w);
     }
+    beat_leave();
     return NULL;
 }
 

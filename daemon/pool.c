@@ -317,6 +317,16 @@ static kvs_status check_layout(const pool *p, uint64_t slot_bytes, kvs_err *err)
     return KVS_OK;
 }
 
+bool pool_layout_find(const pool *p, const uint8_t digest[32], uint64_t slot_bytes, uint32_t *ret)
+{
+    for (uint32_t i = 0; i < p->n_layouts; i++)
+        if (memcmp(p->layouts[i].digest, digest, 32) == 0 && p->layouts[i].slot_bytes == slot_bytes) {
+            *ret = i;
+            return true;
+        }
+    return false;
+}
+
 /* A place in the table that no layout of ours has.  There are as many as layouts may be. */
 static uint32_t free_record(const pool *p)
 {
@@ -335,11 +345,8 @@ kvs_status pool_layout_open(pool *p, const uint8_t digest[32], uint64_t slot_byt
     kvs_status s;
     layout *l;
 
-    for (uint32_t i = 0; i < p->n_layouts; i++)
-        if (memcmp(p->layouts[i].digest, digest, 32) == 0 && p->layouts[i].slot_bytes == slot_bytes) {
-            *ret = i;
-            return KVS_OK;
-        }
+    if (pool_layout_find(p, digest, slot_bytes, ret))
+        return KVS_OK;
     if ((s = check_layout(p, slot_bytes, err)) != KVS_OK)
         return s;
     l = &p->layouts[p->n_layouts];

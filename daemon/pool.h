@@ -119,6 +119,7 @@ const pool_adoption *pool_adopted(const pool *p);
 /* Find or add the layout with this digest.  E_LIMIT with both numbers: slot larger than an extent, smaller than
  * POOL_SLOT_MIN_BYTES, not a multiple of 16, or max_slots of it do not fit the pool. */
 kvs_status pool_layout_open(pool *p, const uint8_t digest[32], uint64_t slot_bytes, uint32_t *ret, kvs_err *err);
+bool pool_layout_find(const pool *p, const uint8_t digest[32], uint64_t slot_bytes, uint32_t *ret);
 uint32_t pool_n_layouts(const pool *p);
 void pool_layout_get(const pool *p, uint32_t layout, pool_layout_info *ret);
 

@@ -5,40 +5,55 @@
 #include <string.h>
 #include <unistd.h>
 
-/*      op, handler, who, credit, flags, fixed part of the request and of the reply, signals when refused */
-#define ROW(OP, name, who, credit, flags, req, rep, refused)                                                           \
+/*      op, handler, who, credit, flags, group of ops, fixed part of the request and of the reply, signals when refused */
+#define ROW(OP, name, who, credit, flags, group, req, rep, refused)                                                    \
     {                                                                                                                  \
-        WIRE_##OP, who, credit, flags, req, rep, op_##name, refused                                                    \
+        WIRE_##OP, who, credit, flags, group, req, rep, op_##name, refused                                             \
     }
+/* G_BLOCKS: what both kinds of work begin with. */
+enum {
+    G_BLOCKS = CONFIG_OPS_CACHE | CONFIG_OPS_COMPUTE,
+    G_CACHE = CONFIG_OPS_CACHE,
+    G_COMPUTE = CONFIG_OPS_COMPUTE,
+    G_PIN = CONFIG_OPS_PIN,
+    G_RESET = CONFIG_OPS_RESET
+};
 static const op_row rows[] = {
-    ROW(HELLO, hello, OP_ANY, CREDIT_NONE, 0, WIRE_hello_req_BYTES, WIRE_hello_rep_BYTES, NULL),
-    ROW(OPEN, open, OP_CLIENT, CREDIT_DATA, 0, 0, WIRE_open_rep_BYTES, NULL),
-    ROW(REGION_CREATE, region_create, OP_CLIENT, CREDIT_DATA, 0, WIRE_region_create_req_BYTES, WIRE_region_rep_BYTES,
+    ROW(HELLO, hello, OP_ANY, CREDIT_NONE, OP_WHEN_PAUSED, 0, WIRE_hello_req_BYTES, WIRE_hello_rep_BYTES, NULL),
+    ROW(OPEN, open, OP_CLIENT, CREDIT_DATA, 0, G_BLOCKS, 0, WIRE_open_rep_BYTES, NULL),
+    ROW(REGION_CREATE, region_create, OP_CLIENT, CREDIT_DATA, 0, G_BLOCKS, WIRE_region_create_req_BYTES,
+        WIRE_region_rep_BYTES, NULL),
+    ROW(REGION_ATTACH, region_attach, OP_CLIENT, CREDIT_DATA, OP_TAKES_FDS, G_BLOCKS, WIRE_region_attach_req_BYTES,
+        WIRE_region_rep_BYTES, NULL),
+    ROW(REGION_IMPORT, region_import, OP_CLIENT, CREDIT_DATA, OP_TAKES_FDS, G_BLOCKS, WIRE_region_import_req_BYTES,
+        WIRE_region_rep_BYTES, NULL),
+    ROW(REGION_CLOSE, region_close, OP_CLIENT, CREDIT_DATA, OP_WHEN_PAUSED, G_BLOCKS, WIRE_region_close_req_BYTES, 0,
         NULL),
-    ROW(REGION_ATTACH, region_attach, OP_CLIENT, CREDIT_DATA, OP_TAKES_FDS, WIRE_region_attach_req_BYTES,
-        WIRE_region_rep_BYTES, NULL),
-    ROW(REGION_IMPORT, region_import, OP_CLIENT, CREDIT_DATA, OP_TAKES_FDS, WIRE_region_import_req_BYTES,
-        WIRE_region_rep_BYTES, NULL),
-    ROW(REGION_CLOSE, region_close, OP_CLIENT, CREDIT_DATA, 0, WIRE_region_close_req_BYTES, 0, NULL),
-    ROW(LOOKUP, lookup, OP_ANY, CREDIT_DATA, 0, WIRE_lookup_req_BYTES, WIRE_lookup_rep_BYTES, NULL),
-    ROW(RESERVE, reserve, OP_CLIENT, CREDIT_DATA, 0, WIRE_reserve_req_BYTES, WIRE_reserve_rep_BYTES, NULL),
-    ROW(RELEASE, release, OP_CLIENT, CREDIT_DATA, 0, WIRE_release_req_BYTES, 0, NULL),
-    ROW(LOAD, load, OP_CLIENT, CREDIT_DATA, 0, WIRE_load_req_BYTES, WIRE_load_rep_BYTES, refused_load),
-    ROW(STORE, store, OP_CLIENT, CREDIT_DATA, 0, WIRE_store_req_BYTES, WIRE_key_rep_BYTES, refused_store),
-    ROW(SLOT_TAKE, slot_take, OP_CLIENT, CREDIT_DATA, 0, WIRE_slot_take_req_BYTES, WIRE_slot_take_rep_BYTES, NULL),
-    ROW(SLOT_DROP, slot_drop, OP_CLIENT, CREDIT_DATA, 0, WIRE_slot_drop_req_BYTES, WIRE_key_rep_BYTES, NULL),
-    ROW(WRITE, write, OP_CLIENT, CREDIT_DATA, 0, WIRE_write_req_BYTES, WIRE_call_rep_BYTES, refused_write),
-    ROW(DECODE, decode, OP_CLIENT, CREDIT_DATA, 0, WIRE_decode_req_BYTES, WIRE_call_rep_BYTES, refused_decode),
-    ROW(EXTEND, extend, OP_CLIENT, CREDIT_DATA, 0, 0, 0, NULL),
-    ROW(PIN, pin, OP_ANY, CREDIT_DATA, 0, WIRE_keys_req_BYTES, WIRE_key_rep_BYTES, NULL),
-    ROW(UNPIN, unpin, OP_ANY, CREDIT_DATA, 0, WIRE_keys_req_BYTES, WIRE_key_rep_BYTES, NULL),
-    ROW(DROP, drop, OP_ANY, CREDIT_DATA, 0, WIRE_keys_req_BYTES, WIRE_key_rep_BYTES, NULL),
-    ROW(RESET, reset, OP_ANY, CREDIT_DATA, 0, WIRE_reset_req_BYTES, WIRE_reset_rep_BYTES, NULL),
-    ROW(CANCEL, cancel, OP_ANY, CREDIT_CONTROL, OP_WHEN_DRAINING, WIRE_cancel_req_BYTES, WIRE_cancel_rep_BYTES, NULL),
-    ROW(STATUS, status, OP_ANY, CREDIT_DATA, OP_WHEN_DRAINING, WIRE_status_req_BYTES, WIRE_status_rep_BYTES, NULL),
-    ROW(HEALTH, health, OP_ANY, CREDIT_CONTROL, OP_WHEN_DRAINING | OP_WHEN_LOST, 0, WIRE_health_rep_BYTES, NULL),
-    ROW(WATCH, watch, OP_ANY, CREDIT_DATA, 0, WIRE_watch_req_BYTES, 0, NULL),
-    ROW(PING, ping, OP_ANY, CREDIT_CONTROL, 0, 0, CORE_MAX_PING, NULL),
+    ROW(LOOKUP, lookup, OP_ANY, CREDIT_DATA, 0, G_CACHE, WIRE_lookup_req_BYTES, WIRE_lookup_rep_BYTES, NULL),
+    ROW(RESERVE, reserve, OP_CLIENT, CREDIT_DATA, 0, G_CACHE, WIRE_reserve_req_BYTES, WIRE_reserve_rep_BYTES, NULL),
+    ROW(RELEASE, release, OP_CLIENT, CREDIT_DATA, OP_WHEN_PAUSED, G_CACHE, WIRE_release_req_BYTES, 0, NULL),
+    ROW(LOAD, load, OP_CLIENT, CREDIT_DATA, 0, G_CACHE, WIRE_load_req_BYTES, WIRE_load_rep_BYTES, refused_load),
+    ROW(STORE, store, OP_CLIENT, CREDIT_DATA, 0, G_CACHE, WIRE_store_req_BYTES, WIRE_key_rep_BYTES, refused_store),
+    ROW(SLOT_TAKE, slot_take, OP_CLIENT, CREDIT_DATA, 0, G_BLOCKS, WIRE_slot_take_req_BYTES, WIRE_slot_take_rep_BYTES,
+        NULL),
+    ROW(SLOT_DROP, slot_drop, OP_CLIENT, CREDIT_DATA, OP_WHEN_PAUSED, G_BLOCKS, WIRE_slot_drop_req_BYTES,
+        WIRE_key_rep_BYTES, NULL),
+    ROW(WRITE, write, OP_CLIENT, CREDIT_DATA, 0, G_COMPUTE, WIRE_write_req_BYTES, WIRE_call_rep_BYTES, refused_write),
+    ROW(DECODE, decode, OP_CLIENT, CREDIT_DATA, 0, G_COMPUTE, WIRE_decode_req_BYTES, WIRE_call_rep_BYTES,
+        refused_decode),
+    ROW(EXTEND, extend, OP_CLIENT, CREDIT_DATA, 0, G_COMPUTE, 0, 0, NULL),
+    ROW(PIN, pin, OP_ANY, CREDIT_DATA, 0, G_PIN, WIRE_keys_req_BYTES, WIRE_key_rep_BYTES, NULL),
+    ROW(UNPIN, unpin, OP_ANY, CREDIT_DATA, 0, G_PIN, WIRE_keys_req_BYTES, WIRE_key_rep_BYTES, NULL),
+    ROW(DROP, drop, OP_ANY, CREDIT_DATA, 0, G_RESET, WIRE_keys_req_BYTES, WIRE_key_rep_BYTES, NULL),
+    ROW(RESET, reset, OP_ANY, CREDIT_DATA, 0, G_RESET, WIRE_reset_req_BYTES, WIRE_reset_rep_BYTES, NULL),
+    ROW(CANCEL, cancel, OP_ANY, CREDIT_CONTROL, OP_WHEN_DRAINING, 0, WIRE_cancel_req_BYTES, WIRE_cancel_rep_BYTES,
+        NULL),
+    ROW(STATUS, status, OP_ANY, CREDIT_DATA, OP_WHEN_DRAINING, 0, WIRE_status_req_BYTES, WIRE_status_rep_BYTES, NULL),
+    ROW(HEALTH, health, OP_ANY, CREDIT_CONTROL, OP_WHEN_DRAINING | OP_WHEN_LOST, 0, 0, WIRE_health_rep_BYTES, NULL),
+    ROW(WATCH, watch, OP_ANY, CREDIT_DATA, OP_WHEN_PAUSED, G_CACHE, WIRE_watch_req_BYTES, 0, NULL),
+    ROW(PING, ping, OP_ANY, CREDIT_CONTROL, OP_WHEN_PAUSED, 0, 0, CORE_MAX_PING, NULL),
+    ROW(RELOAD, reload, OP_ADMIN, CREDIT_CONTROL, 0, 0, WIRE_reload_req_BYTES, WIRE_status_rep_BYTES, NULL),
+    ROW(DRAIN, drain, OP_ADMIN, CREDIT_CONTROL, 0, 0, WIRE_drain_req_BYTES, 0, NULL),
 };
 #undef ROW
 
@@ -370,6 +385,7 @@ kvs_status counter_check_signal(uint32_t counter, uint64_t value, kvs_err *err)
 
 void job_fill(job *j, peer *p, uint32_t after, uint64_t after_value, uint32_t signal, uint64_t signal_value)
 {
+    j->tenant = p->tenant;
     j->counters = p->counters;
     j->after_counter = after;
     j->after_value = after_value;
@@ -392,8 +408,13 @@ void counter_signal(peer *p, uint32_t counter, uint64_t value, kvs_status s)
 
 static kvs_status check_peer(const peer *p, const op_row *row, const wire_header *h, kvs_err *err)
 {
+    const config *cfg = p->core->config;
+
     if (!(row->who & (p->info.is_admin ? OP_ADMIN : OP_CLIENT)))
         return kvs_fail(err, KVS_E_DENIED, "op: %s is not allowed on this socket", wire_op_name(row->op));
+    if (!p->info.is_admin && !tenant_may_ask(cfg, p->tenant, row->group))
+        return kvs_fail(err, KVS_E_DENIED, "op: %s is not allowed to tenant %s", wire_op_name(row->op),
+                        tenant_name(cfg, p->tenant));
     if (h->n_fds > 0 && !(row->flags & OP_TAKES_FDS))
         return kvs_fail(err, KVS_E_PROTO, "n_fds: %u descriptors came with %s, which takes none", h->n_fds,
                         wire_op_name(row->op));
@@ -402,10 +423,14 @@ static kvs_status check_peer(const peer *p, const op_row *row, const wire_header
     return KVS_OK;
 }
 
-static kvs_status check_core(const core *c, const op_row *row, kvs_err *err)
+static kvs_status check_core(const peer *p, const op_row *row, kvs_err *err)
 {
+    const core *c = p->core;
+
     if (c->lost != KVS_OK && !(row->flags & OP_WHEN_LOST))
         return kvs_fail(err, c->lost, "%s", kvs_status_text(c->lost));
+    if (c->paused && !p->info.is_admin && !(row->flags & (OP_WHEN_PAUSED | OP_WHEN_DRAINING)))
+        return kvs_fail(err, KVS_E_STATE, "the operator has drained the daemon: it takes no new work");
     if (c->draining && !(row->flags & OP_WHEN_DRAINING))
         return kvs_fail(err, KVS_E_STATE, "the daemon is shutting down");
     return KVS_OK;
@@ -492,11 +517,22 @@ static void close_rest(frame *f)
     f->head.n_fds = 0;
 }
 
+/* A stranger: told so once, whatever it asks for, and then closed. */
+static kvs_status turn_away(peer *p, frame *f, kvs_err *err)
+{
+    (void)kvs_fail(err, KVS_E_DENIED, "%s", p->info.denied);
+    if (refuse(p, &f->head, KVS_E_DENIED, err) != KVS_OK)
+        return KVS_E_NO_MEMORY;
+    return KVS_E_DENIED;
+}
+
 static kvs_status dispatch(peer *p, frame *f, kvs_err *err)
 {
     const op_row *row = op_find(f->head.op);
     kvs_status s;
 
+    if (p->info.denied)
+        return turn_away(p, f, err);
     if (!p->hello && f->head.op != WIRE_HELLO) {
         (void)kvs_fail(err, KVS_E_STATE, "op: %u (%s) before HELLO", f->head.op, row ? wire_op_name(row->op) : "none");
         return refuse(p, &f->head, KVS_E_STATE, err);
@@ -507,7 +543,7 @@ static kvs_status dispatch(peer *p, frame *f, kvs_err *err)
     }
     s = check_peer(p, row, &f->head, err);
     if (s == KVS_OK)
-        s = check_core(p->core, row, err);
+        s = check_core(p, row, err);
     if (s == KVS_OK)
         s = serve(p, row, f, err);
     if (s == KVS_OK)

@@ -43,11 +43,30 @@ kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink,
 /* The same in memory that may hold an earlier life's blocks; borrowed until core_destroy.  NULL: new memory. */
 kvs_status core_create_on(core **ret, const config *c, device *dev, work_sink sink, persist *memory, uint64_t now_us,
                           kvs_err *err);
+/* What RELOAD asks of the process that reads the configuration file.  dry_run: say what would change, change nothing.  The
+ * answer is a whole JSON object; w NULL: none is wanted.  On failure everything is as it was.  NULL: there is no file. */
+struct json_writer;
+typedef struct core_operator {
+    kvs_status (*reload)(void *ud, bool dry_run, struct json_writer *w, kvs_err *err);
+    void *ud;
+} core_operator;
+void core_set_operator(core *c, const core_operator *o);
+/* Of every reload, whoever asked for it: counted in STATUS. */
+void core_reloaded(core *c, kvs_status s, const kvs_err *err);
+
+/* The config has changed (a reload): take over what is kept elsewhere.  Its tenants are the same ones in the same order. */
+void core_configured(core *c);
 /* Everything is refused with E_STATE from now on, but CANCEL, HEALTH and STATUS.  Jobs that have not begun are answered
  * E_CANCELLED, those that run go on to their end. */
 void core_drain(core *c);
 bool core_is_idle(const core *c);  /* no request in flight, no region being unmapped */
 bool core_is_ready(const core *c); /* the first piece is usable */
+/* How far the arena has grown: bytes that are usable, and how many were asked for.  False: it grows no further. */
+bool core_get_growth(const core *c, uint64_t *ret_usable, uint64_t *ret_max);
+/* The process runs an older configuration than the file's, which is broken: HEALTH says so. */
+void core_set_old_config(core *c, bool old);
+/* HEALTH's state (enum wire_health), and why: bits of health_reason. */
+uint32_t core_health(const core *c, uint32_t *ret_reasons);
 /* KVS_OK, or why no piece will ever be usable: the process must end. */
 kvs_status core_start_failure(const core *c, kvs_err *err);
 kvs_status core_lost(const core *c); /* E_DEVICE_LOST once the device is; the process must end non-zero */
@@ -65,9 +84,10 @@ uint64_t core_next_due(const core *c); /* cheap; may have moved after any call i
 enum health_reason {
     HEALTH_NO_PIECE = 1,     /* starting: no piece of the arena is usable yet */
     HEALTH_PIECE_FAILED = 2, /* degraded: a piece could not be allocated or registered; the pool is smaller */
-    HEALTH_STUCK = 4,        /* degraded: the device has been busy with one transfer for more than 10 s */
+    HEALTH_STUCK = 4,        /* degraded: the device or the system has been busy with one call for more than 10 s */
     HEALTH_DEVICE_LOST = 8,  /* degraded: nothing but HEALTH is answered; the process is about to end */
     HEALTH_DRAINS = 16,      /* draining: the daemon is about to end */
+    HEALTH_OLD_CONFIG = 32,  /* degraded: the configuration was refused, the last accepted one is in use */
 };
 
 /* ---- a connection, as the request layer sees it ---- */
@@ -84,6 +104,7 @@ typedef struct peer_info {
     pid_t pid;     /* 0 if another PID namespace */
     bool is_admin; /* came in by the admin socket */
     uint32_t tenant;
+    const char *denied; /* why it may not come in: its HELLO is answered E_DENIED, and then it goes; NULL: it may */
 } peer_info;
 
 /* E_LIMIT: too many clients.  The peer answers nothing but HELLO until HELLO. */

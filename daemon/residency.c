@@ -22,13 +22,23 @@ static void set_pin(directory *d, pool_slot s, bool pinned)
         n->n_pinned++;
         d->stats.n_pinned++;
         d->stats.pinned_bytes += n->pub.slot_bytes;
+        d->tenants[n->pub.tenant].pub.pinned_bytes += n->pub.slot_bytes;
     } else {
         i->flags &= (uint8_t)~SLOT_PINNED;
         n->n_pinned--;
         d->stats.n_pinned--;
         d->stats.pinned_bytes -= n->pub.slot_bytes;
+        d->tenants[n->pub.tenant].pub.pinned_bytes -= n->pub.slot_bytes;
     }
     directory_change_end(d, s, was);
+}
+
+/* Nobody may hold for good what the others were promised. */
+static bool may_pin(const directory *d, uint32_t ns)
+{
+    uint64_t most = directory_most_pinned(d, tenant_of(d, ns)), bytes = d->ns[ns]->pub.slot_bytes;
+
+    return bytes <= most && d->tenants[tenant_of(d, ns)].pub.pinned_bytes <= most - bytes;
 }
 
 kvs_status directory_pin(directory *d, uint32_t ns, const uint8_t key[32])
@@ -43,6 +53,8 @@ kvs_status directory_pin(directory *d, uint32_t ns, const uint8_t key[32])
         directory_take_away(d, s, WIRE_CAUSE_REBOUND);
         return KVS_E_NOT_FOUND;
     }
+    if ((info_of(d, s)->flags & SLOT_PINNED) == 0 && !may_pin(d, ns))
+        return KVS_E_NO_SPACE;
     set_pin(d, s, true);
     return KVS_OK;
 }

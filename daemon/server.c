@@ -12,12 +12,11 @@
 #include "daemon/conn.h"
 #include "daemon/listen.h"
 #include "daemon/log.h"
+#include "daemon/tenant.h"
 
 enum {
     ACCEPT_BATCH = 16, /* let in before others have their turn */
     SHED_BATCH = 128,  /* turned away every SERVER_BACKOFF_MS: a full backlog is gone within a second */
-    N_LISTENERS = 2,
-    ADMIN = 1,
     REFUSED_LINE_US = 1000000,
 };
 
@@ -27,6 +26,7 @@ typedef struct listener {
     uv_poll_t poll;
     uv_timer_t backoff;
     bool is_admin, polling;
+    uint32_t tenant;                   /* of those who come in here; the admin socket has none */
     const char *refused_why;           /* the latest reason */
     uint64_t refused, refused_line_us; /* since the last line about it; when that was */
 } listener;
@@ -34,7 +34,8 @@ typedef struct listener {
 struct server {
     server_config cfg;
     conn_host host;
-    listener listeners[N_LISTENERS];
+    listener *listeners; /* [n_listeners]: the admin's, then one a tenant, in their order */
+    unsigned n_listeners;
     uv_prepare_t prepare;
     uv_idle_t no_wait; /* while active, the loop only looks and does not wait */
     uv_timer_t timer;
@@ -70,13 +71,26 @@ static int read_max_fd(void)
     return (int)(lim.rlim_cur - reserve);
 }
 
-/* NULL, or why this peer may not. */
-static const char *is_stranger(const server *s, const listener *l, const peer_info *p)
+static const char *name_of(const listener *l)
 {
-    if (l->is_admin && p->uid != 0 && p->uid != geteuid())
+    return l->is_admin ? "admin" : tenant_name(l->server->cfg.config, l->tenant);
+}
+
+/* NULL, or why this peer may not: a word for the log, and *ret_text for the peer. */
+static const char *is_stranger(const server *s, const listener *l, const peer_info *p, const char **ret_text)
+{
+    if (l->is_admin && p->uid != 0 && p->uid != geteuid()) {
+        *ret_text = "the admin socket is for root and for the user that the daemon runs as";
         return "uid";
-    if (p->uid == s->overflow_uid && p->uid != geteuid())
+    }
+    if (p->uid == s->overflow_uid && p->uid != geteuid()) {
+        *ret_text = "your user is not known in the daemon's user namespace";
         return "unmapped_uid";
+    }
+    if (!l->is_admin && !tenant_lets_in(s->cfg.config, l->tenant, p->uid)) {
+        *ret_text = "your user is not among the tenant's uids";
+        return "uid";
+    }
     return NULL;
 }
 
@@ -85,7 +99,7 @@ static const char *is_full(const server *s, const listener *l, int fd)
     if (fd >= s->max_fd)
         return "descriptors";
     if (l->is_admin ? s->host.n_admins >= SERVER_ADMIN_PLACES
-                    : s->host.n_clients >= (uint64_t)s->cfg.config->max_clients)
+                    : s->host.n_tenant[l->tenant] >= (uint64_t)s->cfg.config->max_clients)
         return "max_clients";
     return NULL;
 }
@@ -99,10 +113,10 @@ static void refuse(listener *l, const char *why)
     l->refused_why = why;
     if (l->refused_line_us != 0 && now - l->refused_line_us < REFUSED_LINE_US)
         return;
-    log_event(LOG_LEVEL_WARN, "clients_refused", " reason=%s socket=%s n=%llu places=%lld taken=%u", why,
-              l->is_admin ? "admin" : "client", (unsigned long long)l->refused,
+    log_event(LOG_LEVEL_WARN, "clients_refused", " reason=%s socket=%s n=%llu places=%lld taken=%u", why, name_of(l),
+              (unsigned long long)l->refused,
               l->is_admin ? (long long)SERVER_ADMIN_PLACES : (long long)l->server->cfg.config->max_clients,
-              l->is_admin ? h->n_admins : h->n_clients);
+              l->is_admin ? h->n_admins : h->n_tenant[l->tenant]);
     l->refused_line_us = now;
     l->refused = 0;
 }
@@ -111,7 +125,7 @@ static void refuse(listener *l, const char *why)
 static bool admit(listener *l, int fd)
 {
     server *s = l->server;
-    peer_info info = {.is_admin = l->is_admin};
+    peer_info info = {.is_admin = l->is_admin, .tenant = l->tenant};
     struct ucred cred;
     socklen_t len = sizeof cred;
     const char *why;
@@ -123,14 +137,15 @@ static bool admit(listener *l, int fd)
     }
     info.uid = cred.uid;
     info.pid = cred.pid;
-    why = is_stranger(s, l, &info);
-    if (why != NULL) {
+    why = is_stranger(s, l, &info, &info.denied);
+    if (why != NULL)
+        log_event(LOG_LEVEL_WARN, "client_denied", " reason=%s socket=%s uid=%u pid=%d", why, name_of(l),
+                  (unsigned)info.uid, (int)info.pid);
+    if (why != NULL && (s->host.n_strangers >= SERVER_STRANGER_PLACES || fd >= s->max_fd)) {
         (void)close(fd);
-        log_event(LOG_LEVEL_WARN, "client_denied", " reason=%s socket=%s uid=%u pid=%d", why,
-                  l->is_admin ? "admin" : "client", (unsigned)info.uid, (int)info.pid);
         return true;
     }
-    why = is_full(s, l, fd);
+    why = why == NULL ? is_full(s, l, fd) : NULL;
     if (why != NULL) {
         (void)close(fd);
         refuse(l, why);
@@ -202,8 +217,7 @@ static enum accepted accept_one(listener *l)
     if (errno == EMFILE || errno == ENFILE)
         shed(l);
     else
-        log_event(LOG_LEVEL_WARN, "accept_failed", " socket=%s err=\"%s\"", l->is_admin ? "admin" : "client",
-                  strerror(errno));
+        log_event(LOG_LEVEL_WARN, "accept_failed", " socket=%s err=\"%s\"", name_of(l), strerror(errno));
     back_off(l);
     return NOBODY_WAITS;
 }
@@ -278,41 +292,93 @@ static void on_prepare(uv_prepare_t *h)
 }
 
 /* ---- life ---- */
-static kvs_status open_listener(server *s, int which, int fd, const char *path, mode_t mode, kvs_err *err)
+static kvs_status open_listener(server *s, unsigned which, int fd, const char *path, mode_t mode, kvs_err *err)
 {
     listener *l = &s->listeners[which];
 
-    l->server = s;
-    l->is_admin = which == ADMIN;
+    l->is_admin = which == 0;
+    l->tenant = which > 0 ? which - 1 : 0;
     if (fd < 0)
         return listen_open(&l->socket, path, mode, err);
     listen_inherit(&l->socket, fd);
     return KVS_OK;
 }
 
-kvs_status server_create(server **ret, const server_config *c, kvs_err *err)
+/* Of one tenant's listener; its descriptor, if it was handed over, is taken whatever happens. */
+static kvs_status open_tenant(server *s, uint32_t t, int fd, kvs_err *err)
+{
+    const config *c = s->cfg.config;
+    const config_tenant *x = &c->tenants[t];
+
+    if (t == TENANT_DEFAULT)
+        return open_listener(s, t + 1, fd, c->socket_path, (mode_t)c->socket_mode, err);
+    return open_listener(s, t + 1, fd, x->path, (mode_t)x->mode, err);
+}
+
+static kvs_status open_listeners(server *s, kvs_err *err)
+{
+    const server_config *c = &s->cfg;
+    kvs_status st = KVS_OK;
+
+    for (uint32_t t = 0; t < c->config->n_tenants; t++) {
+        int fd = c->tenant_fds != NULL ? c->tenant_fds[t] : -1;
+
+        if (st == KVS_OK)
+            st = open_tenant(s, t, fd, err);
+        else if (fd >= 0)
+            (void)close(fd);
+    }
+    if (st == KVS_OK)
+        return open_listener(s, 0, c->admin_fd, c->config->admin_path, 0600, err);
+    if (c->admin_fd >= 0)
+        (void)close(c->admin_fd);
+    return st;
+}
+
+static server *server_new(const server_config *c)
 {
     server *s = calloc(1, sizeof *s);
-    kvs_status st;
 
-    if (s == NULL) {
-        if (c->client_fd >= 0)
-            (void)close(c->client_fd);
-        if (c->admin_fd >= 0)
-            (void)close(c->admin_fd);
-        return kvs_fail(err, KVS_E_NO_MEMORY, "server: out of memory");
+    if (s == NULL)
+        return NULL;
+    s->n_listeners = c->config->n_tenants + 1;
+    s->listeners = calloc(s->n_listeners, sizeof *s->listeners);
+    if (s->listeners == NULL) {
+        free(s);
+        return NULL;
     }
     s->cfg = *c;
     s->armed_us = UINT64_MAX;
     s->overflow_uid = read_overflow_uid();
     s->max_fd = read_max_fd();
-    s->listeners[0].socket = s->listeners[ADMIN].socket = (listen_socket){.fd = -1, .lock_fd = -1};
     s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    st = open_listener(s, 0, c->client_fd, c->config->socket_path, (mode_t)c->config->socket_mode, err);
-    if (st == KVS_OK)
-        st = open_listener(s, ADMIN, c->admin_fd, c->config->admin_path, 0600, err);
-    else if (c->admin_fd >= 0)
+    for (unsigned i = 0; i < s->n_listeners; i++) {
+        s->listeners[i].server = s;
+        s->listeners[i].socket = (listen_socket){.fd = -1, .lock_fd = -1};
+    }
+    return s;
+}
+
+static void close_given(const server_config *c)
+{
+    for (uint32_t t = 0; c->tenant_fds != NULL && t < c->config->n_tenants; t++)
+        if (c->tenant_fds[t] >= 0)
+            (void)close(c->tenant_fds[t]);
+    if (c->admin_fd >= 0)
         (void)close(c->admin_fd);
+}
+
+kvs_status server_create(server **ret, const server_config *c, kvs_err *err)
+{
+    server *s = server_new(c);
+    kvs_status st;
+
+    if (s == NULL) {
+        close_given(c);
+        return kvs_fail(err, KVS_E_NO_MEMORY, "server: out of memory");
+    }
+    st = open_listeners(s, err);
+    s->cfg.tenant_fds = NULL; /* was borrowed */
     if (st != KVS_OK) {
         server_close(s);
         return st;
@@ -344,7 +410,7 @@ kvs_status server_start(server *s, core *c, mailbox *m, kvs_err *err)
     s->timer.data = s->prepare.data = s->no_wait.data = s;
     s->n_handles += 3;
     (void)uv_prepare_start(&s->prepare, on_prepare);
-    for (int i = 0; i < N_LISTENERS; i++) {
+    for (unsigned i = 0; i < s->n_listeners; i++) {
         kvs_status st = start_listener(s, &s->listeners[i], err);
 
         if (st != KVS_OK)
@@ -353,9 +419,14 @@ kvs_status server_start(server *s, core *c, mailbox *m, kvs_err *err)
     return KVS_OK;
 }
 
+void server_recheck(server *s)
+{
+    conns_recheck(&s->host);
+}
+
 void server_stop_listening(server *s)
 {
-    for (int i = 0; i < N_LISTENERS; i++) {
+    for (unsigned i = 0; i < s->n_listeners; i++) {
         listener *l = &s->listeners[i];
 
         if (l->backoff.data != NULL) {
@@ -384,10 +455,11 @@ bool server_is_empty(const server *s)
 
 static void finish(server *s)
 {
-    for (int i = 0; i < N_LISTENERS; i++)
+    for (unsigned i = 0; i < s->n_listeners; i++)
         listen_close(&s->listeners[i].socket);
     if (s->spare_fd >= 0)
         (void)close(s->spare_fd);
+    free(s->listeners);
     free(s);
 }
 
@@ -416,7 +488,7 @@ void server_close(server *s)
         return;
     }
     server_stop_listening(s);
-    for (int i = 0; i < N_LISTENERS; i++) {
+    for (unsigned i = 0; i < s->n_listeners; i++) {
         close_handle(s, (uv_handle_t *)&s->listeners[i].poll);
         close_handle(s, (uv_handle_t *)&s->listeners[i].backoff);
     }

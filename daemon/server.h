@@ -1,7 +1,7 @@
 #ifndef KVS_DAEMON_SERVER_H
 #define KVS_DAEMON_SERVER_H
 
-/* Server: the two listening sockets, who may come in, and the turn of the loop.
+/* Server: the listening sockets, one a tenant and the admin's, who may come in, and the turn of the loop.
  *
  * Knows sockets, peers' uids, places and the clock of the core.  Does not know requests or signals.  Loop
  * thread only. Owns its sockets, handles and connections; borrows loop, config, core and mailbox.
@@ -16,14 +16,19 @@
 #include "daemon/mailbox.h"
 #include "daemon/request.h"
 
-enum { SERVER_ADMIN_PLACES = 8, SERVER_BACKOFF_MS = 100 };
+enum {
+    SERVER_ADMIN_PLACES = 8,
+    SERVER_STRANGER_PLACES = 16, /* peers that may not come in and are being told so; more are closed at once */
+    SERVER_BACKOFF_MS = 100,
+};
 
 typedef struct server server;
 
 typedef struct server_config {
     uv_loop_t *loop;
     const config *config;      /* limits are read at every use: a reload may change them */
-    int client_fd, admin_fd;   /* listening sockets of the service manager, taken also on failure; -1: bind the path */
+    int admin_fd;              /* listening socket of the service manager, taken also on failure; -1: bind the path */
+    const int *tenant_fds;     /* the same, one a tenant of the config; borrowed by server_create; NULL: bind all */
     void (*on_turn)(void *ud); /* may be NULL */
     void *ud;
 } server_config;
@@ -32,6 +37,7 @@ typedef struct server_config {
 kvs_status server_create(server **ret, const server_config *c, kvs_err *err);
 kvs_status server_start(server *s, core *c, mailbox *m, kvs_err *err);
 
+void server_recheck(server *s);          /* the lists of users have changed: who may no longer come in goes */
 void server_stop_listening(server *s);   /* also removes the sockets' files; the locks stay */
 bool server_is_flushed(const server *s); /* every reply made so far is sent */
 void server_close_clients(server *s);

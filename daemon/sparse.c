@@ -34,6 +34,8 @@ kvs_status sparse_init_at(sparse *a, int fd, uint64_t at, uint64_t n, size_t ite
     /* A huge page would make a handful of rows cost 2 MiB.  A kernel without huge pages refuses the advice:
      * the same. */
     (void)madvise(base, bytes, MADV_NOHUGEPAGE);
+    /* A core file would be as long as all rows that there may ever be, and name every block. */
+    (void)madvise(base, bytes, MADV_DONTDUMP);
     a->seen = calloc((bytes >> SPARSE_PAGE_SHIFT) / 8 + 1, 1);
     if (a->seen == NULL) {
         (void)munmap(base, bytes);

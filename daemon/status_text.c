@@ -132,7 +132,7 @@ static void put_decoder(const decoder *d, json_writer *w)
     json_end(w);
 }
 
-static void put_limits(const config *cfg, json_writer *w)
+void status_put_limits(const config *cfg, json_writer *w)
 {
     json_begin_object(w, "limits");
     json_put_i64(w, "max_clients", cfg->max_clients);
@@ -146,7 +146,7 @@ static void put_limits(const config *cfg, json_writer *w)
     json_end(w);
 }
 
-static void put_health(const core *c, json_writer *w)
+void status_put_health(const core *c, json_writer *w)
 {
     static const char *const names[] = {"ok", "starting", "degraded", "draining"};
     uint32_t reasons = 0;
@@ -176,7 +176,7 @@ static void put_summary(const core *c, json_writer *w)
     json_put_u64(w, "uptime_us", c->now_us - c->start_us);
     json_put_i64(w, "pid", getpid());
     put_device(c->dev, w);
-    put_health(c, w);
+    status_put_health(c, w);
     put_pool(c, w);
     put_layouts(c, w);
     put_directory(c, w);
@@ -189,7 +189,14 @@ static void put_summary(const core *c, json_writer *w)
     json_put_u64(w, "admins", c->n_admins);
     json_put_u64(w, "in_flight", c->n_requests);
     json_put_u64(w, "answered", c->n_answered);
-    put_limits(c->config, w);
+    json_put_bool(w, "drained", c->paused);
+    json_put_u64(w, "reloads", c->n_reloads);
+    json_put_u64(w, "reloads_failed", c->n_reloads_failed);
+    if (c->reload_err.status != KVS_OK)
+        json_put_string(w, "reload_error", c->reload_err.msg);
+    else
+        json_put_null(w, "reload_error");
+    status_put_limits(c->config, w);
 }
 
 /* ---- clients ---- */
@@ -235,7 +242,7 @@ static void put_client(const core *c, const peer *p, json_writer *w)
     json_put_string(w, "name", (const char *)p->name);
     json_put_u64(w, "uid", p->info.uid);
     json_put_i64(w, "pid", p->info.pid);
-    json_put_string(w, "tenant", tenant_name(p->tenant));
+    json_put_string(w, "tenant", tenant_name(c->config, p->tenant));
     json_put_bool(w, "leaving", p->gone);
     json_put_u64(w, "in_flight", p->n_in_flight);
     json_put_u64(w, "bytes_in_flight", p->bytes_in_flight);
@@ -256,14 +263,20 @@ static void put_clients(const core *c, json_writer *w)
 
 /* ---- leases, keys, namespaces ---- */
 
+typedef struct lease_list {
+    const config *config;
+    json_writer *w;
+} lease_list;
+
 static void put_lease(void *ud, const directory_lease_info *l)
 {
-    json_writer *w = ud;
+    lease_list *list = ud;
+    json_writer *w = list->w;
 
     json_begin_object(w, NULL);
     json_put_hex(w, "lease", l->id, sizeof(l->id));
     json_put_u64(w, "conn_id", l->owner);
-    json_put_string(w, "tenant", tenant_name(l->tenant));
+    json_put_string(w, "tenant", tenant_name(list->config, l->tenant));
     json_put_u64(w, "blocks", l->n_leased);
     json_put_u64(w, "namespaces", l->n_ns);
     json_put_u64(w, "loads_left", l->loads_left);
@@ -323,11 +336,11 @@ static void put_formats(const kvs_namespace *n, json_writer *w)
     json_end(w);
 }
 
-static void put_namespace(uint32_t id, const directory_ns *n, json_writer *w)
+static void put_namespace(const config *cfg, uint32_t id, const directory_ns *n, json_writer *w)
 {
     json_begin_object(w, NULL);
     json_put_u64(w, "ns", id);
-    json_put_string(w, "tenant", tenant_name(n->tenant));
+    json_put_string(w, "tenant", tenant_name(cfg, n->tenant));
     json_put_string(w, "model", n->desc.model);
     json_put_string(w, "weights", n->desc.weights);
     json_put_u64(w, "tokens_per_block", n->desc.tokens_per_block);
@@ -347,7 +360,7 @@ static void put_namespaces(const core *c, json_writer *w)
         const directory_ns *n = directory_namespace(c->dir, i);
 
         if (n)
-            put_namespace(i, n, w);
+            put_namespace(c->config, i, n, w);
     }
     json_end(w);
 }
@@ -376,6 +389,8 @@ static void put_fsck(const core *c, json_writer *w)
 
 void status_text(const core *c, const wire_status_req *q, json_writer *w)
 {
+    lease_list list = {c->config, w};
+
     json_begin_object(w, NULL);
     switch ((enum wire_section)q->section) {
     case WIRE_SECTION_SUMMARY:
@@ -386,7 +401,7 @@ void status_text(const core *c, const wire_status_req *q, json_writer *w)
         break;
     case WIRE_SECTION_LEASES:
         json_begin_array(w, "leases");
-        directory_each_lease(c->dir, c->now_us, put_lease, w);
+        directory_each_lease(c->dir, c->now_us, put_lease, &list);
         json_end(w);
         break;
     case WIRE_SECTION_KEYS:
@@ -397,6 +412,9 @@ void status_text(const core *c, const wire_status_req *q, json_writer *w)
         break;
     case WIRE_SECTION_FSCK:
         put_fsck(c, w);
+        break;
+    case WIRE_SECTION_TENANTS:
+        tenants_text(c, w);
         break;
     }
     json_end(w);

@@ -186,6 +186,7 @@ kvs_status table_open(slot_table *t, persist *m, const table_geometry *g, bool k
     if (front == MAP_FAILED)
         return kvs_fail(err, KVS_E_NO_MEMORY, PERSIST_TABLE ": cannot map %d bytes: %s", ROWS_AT, strerror(errno));
     (void)madvise(front, ROWS_AT, MADV_NOHUGEPAGE); /* a few records are not worth 2 MiB */
+    (void)madvise(front, ROWS_AT, MADV_DONTDUMP);   /* namespaces are users', and it is longer than a core should be */
     s = sparse_init_at(&t->rows, m->table_fd, ROWS_AT, (uint64_t)g->n_extents * g->rows_per_extent, g->row_bytes, err);
     if (s != KVS_OK) {
         (void)munmap(front, ROWS_AT);

@@ -4,12 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/beat.h"
 #include "daemon/thread.h"
 
 enum {
     SPIN_US = 20,        /* a counter is often reached within a few us of the submit */
     FIRST_SLEEP_US = 50, /* then sleep, doubling ... */
     LONGEST_SLEEP_US = 1000,
+    BYTES_OF_A_US = 1 << 14, /* what time counts for where no bytes are moved: about a link's speed */
     /* Waiting jobs looked at between two runs.  A full pass would let a client with very many stuck jobs tax
      * every job of the others. */
     POLL_SLICE = 64,
@@ -18,6 +20,13 @@ enum {
 typedef struct job_list {
     job *head, **tail; /* tail: where the next link goes */
 } job_list;
+
+/* Ready jobs of one tenant. */
+typedef struct job_queue {
+    job_list jobs;
+    uint64_t used;          /* what it has had, over its share; grows for ever */
+    _Atomic uint32_t share; /* set by the loop */
+} job_queue;
 
 struct worker {
     const worker_ops *ops;
@@ -35,7 +44,11 @@ struct worker {
     _Atomic bool mail; /* something above changed; spares the lock in the polling loop */
 
     /* the thread's own */
-    job_list ready, waiting;
+    job_list waiting;
+    job_queue ready[WORKER_TENANTS];
+    uint32_t n_queues;          /* those from here on were never used */
+    uint32_t n_active;          /* tenants with ready jobs */
+    uint64_t used_now;          /* of the tenant that had the latest turn, before it */
     uint64_t n_waiting, polled; /* polled: since the last pause */
     uint64_t idle_since_us, sleep_us;
 
@@ -102,19 +115,84 @@ static void post_cancelled(worker *w, job *j)
     w->sink.post(w->sink.ud, &j->work);
 }
 
-/* The job is the submitter's again with the post, so everything that counts or signals comes before it. */
-static void run_and_post(worker *w, job *j)
-{
-    uint64_t began = thread_now_us();
+/* ---- ready jobs ---- */
 
+static job_queue *queue_of(worker *w, const job *j)
+{
+    return &w->ready[j->tenant < WORKER_TENANTS ? j->tenant : 0];
+}
+
+/* Before the queue's first job: it begins where the others are. */
+static void activate(worker *w, job_queue *q)
+{
+    uint32_t at = (uint32_t)(q - w->ready);
+
+    if (q->jobs.head != NULL)
+        return;
+    w->n_active++;
+    if (at >= w->n_queues)
+        w->n_queues = at + 1;
+    if (q->used < w->used_now)
+        q->used = w->used_now;
+}
+
+/* newest: it was submitted after all that are there. */
+static void make_ready(worker *w, job *j, bool newest)
+{
+    job_queue *q = queue_of(w, j);
+
+    activate(w, q);
+    if (newest)
+        list_push(&q->jobs, j);
+    else
+        list_insert(&q->jobs, j);
+}
+
+static void put_back(worker *w, job_queue *q, job *j)
+{
+    activate(w, q);
+    j->next_wait = q->jobs.head;
+    q->jobs.head = j;
+    if (j->next_wait == NULL)
+        q->jobs.tail = &j->next_wait;
+}
+
+/* The next job, of the tenant who has had least; NULL: none is ready. */
+static job *next_job(worker *w, job_queue **ret)
+{
+    job_queue *best = NULL;
+    job *j;
+
+    for (uint32_t i = 0; i < w->n_queues; i++) {
+        job_queue *q = &w->ready[i];
+
+        if (q->jobs.head != NULL && (best == NULL || q->used < best->used))
+            best = q;
+    }
+    if (best == NULL)
+        return NULL;
+    j = list_pop(&best->jobs);
+    w->n_active -= best->jobs.head == NULL;
+    w->used_now = best->used;
+    *ret = best;
+    return j;
+}
+
+/* ---- a turn ---- */
+
+static void begin(worker *w, job *j)
+{
     add(&w->queued, UINT64_MAX);
-    atomic_store_explicit(&w->run_since_us, began, memory_order_relaxed);
+    j->begun = true;
     j->status = KVS_OK;
     j->err.status = KVS_OK;
-    w->ops->run(w->ud, j);
+}
+
+/* The job is the submitter's again with the post, so everything that counts or signals comes before it. */
+static void end(worker *w, job *j)
+{
     if (j->signal_by_worker && j->status == KVS_OK)
         job_signal(j, KVS_OK);
-    add(&w->busy_us, thread_now_us() - began);
     add(&w->jobs, 1);
     if (j->status != KVS_OK && j->status != KVS_E_CANCELLED)
         add(&w->failed, 1);
@@ -122,12 +200,34 @@ static void run_and_post(worker *w, job *j)
     w->sink.post(w->sink.ud, &j->work);
 }
 
-static void finish(worker *w, job *j)
+static void take_turn(worker *w, job_queue *q, job *j)
 {
-    if (job_claim(j))
-        run_and_post(w, j);
-    else
+    uint64_t began = thread_now_us(), bytes = 0, us;
+    uint32_t share = atomic_load_explicit(&q->share, memory_order_relaxed);
+    bool shared = w->n_active > (q->jobs.head != NULL ? 1U : 0U), ended;
+
+    atomic_store_explicit(&w->run_since_us, began, memory_order_relaxed);
+    ended = w->ops->run(w->ud, j, shared, &bytes);
+    us = thread_now_us() - began;
+    add(&w->busy_us, us);
+    q->used += (bytes != 0 ? bytes : us * BYTES_OF_A_US + 1) * WORKER_SHARE / share;
+    if (ended) {
+        end(w, j);
+        return;
+    }
+    atomic_store_explicit(&w->run_since_us, 0, memory_order_relaxed);
+    put_back(w, q, j);
+}
+
+static void serve_one(worker *w, job_queue *q, job *j)
+{
+    if (!j->begun && !job_claim(j)) {
         post_cancelled(w, j);
+        return;
+    }
+    if (!j->begun)
+        begin(w, j);
+    take_turn(w, q, j);
 }
 
 /* Post the dropped jobs of a list; `all`: drop the others too. */
@@ -148,10 +248,22 @@ static uint64_t sweep(worker *w, job_list *l, bool all)
     return n;
 }
 
+static void sweep_ready(worker *w, bool all)
+{
+    for (uint32_t i = 0; i < w->n_queues; i++) {
+        job_list *l = &w->ready[i].jobs;
+        bool was = l->head != NULL;
+
+        (void)sweep(w, l, all);
+        w->n_active -= was && l->head == NULL;
+    }
+}
+
 static void sort_in(worker *w, job *j)
 {
+    j->begun = false;
     if (job_is_due(j)) {
-        list_push(&w->ready, j);
+        make_ready(w, j, true);
     } else {
         list_push(&w->waiting, j);
         w->n_waiting++;
@@ -190,7 +302,7 @@ static bool collect(worker *w)
         sort_in(w, j);
     }
     if (kicked || closing) {
-        (void)sweep(w, &w->ready, closing);
+        sweep_ready(w, closing);
         w->n_waiting -= sweep(w, &w->waiting, closing);
     }
     be_eager(w);
@@ -208,7 +320,7 @@ static void poll_waiting(worker *w)
 
         if (job_is_due(j)) {
             w->n_waiting--;
-            list_insert(&w->ready, j);
+            make_ready(w, j, false);
         } else {
             list_push(&w->waiting, j);
         }
@@ -228,6 +340,7 @@ static void pause_worker(worker *w)
         if (now - w->idle_since_us < SPIN_US)
             return;
     }
+    beat_mark(BEAT_PARKED);
     pthread_mutex_lock(&w->lock);
     if (!atomic_load_explicit(&w->mail, memory_order_relaxed)) {
         if (w->n_waiting == 0)
@@ -236,6 +349,7 @@ static void pause_worker(worker *w)
             thread_cond_wait_us(&w->wake, &w->lock, w->sleep_us);
     }
     pthread_mutex_unlock(&w->lock);
+    beat_mark(BEAT_RUNNING);
     w->sleep_us = w->sleep_us * 2 < LONGEST_SLEEP_US ? w->sleep_us * 2 : LONGEST_SLEEP_US;
 }
 
@@ -243,12 +357,14 @@ static void serve(worker *w)
 {
     for (;;) {
         bool closing = collect(w);
+        job_queue *q = NULL;
         job *j;
 
         poll_waiting(w);
-        j = list_pop(&w->ready);
+        j = next_job(w, &q);
         if (j != NULL) {
-            finish(w, j);
+            beat_mark(BEAT_RUNNING);
+            serve_one(w, q, j);
             be_eager(w);
         } else if (closing) {
             return;
@@ -262,18 +378,24 @@ static void *worker_main(void *arg)
 {
     worker *w = arg;
     kvs_err err = {.status = KVS_OK};
-    kvs_status s = w->ops->start(w->ud, &err);
+    kvs_status s;
 
+    (void)beat_join(w->ops->name);
+    beat_mark(BEAT_IN_CALL); /* it opens a queue of the device */
+    s = w->ops->start(w->ud, &err);
+    beat_mark(BEAT_RUNNING);
     pthread_mutex_lock(&w->lock);
     w->start_status = s;
     w->start_err = err;
     w->started = true;
     pthread_cond_signal(&w->wake);
     pthread_mutex_unlock(&w->lock);
-    if (s != KVS_OK)
-        return NULL;
-    serve(w);
-    w->ops->stop(w->ud);
+    if (s == KVS_OK) {
+        serve(w);
+        beat_mark(BEAT_IN_CALL);
+        w->ops->stop(w->ud);
+    }
+    beat_leave();
     return NULL;
 }
 
@@ -312,7 +434,10 @@ kvs_status worker_create(worker **ret, const worker_ops *ops, void *ud, work_sin
     w->ud = ud;
     w->sink = sink;
     list_init(&w->inbox);
-    list_init(&w->ready);
+    for (uint32_t i = 0; i < WORKER_TENANTS; i++) {
+        list_init(&w->ready[i].jobs);
+        atomic_init(&w->ready[i].share, WORKER_SHARE);
+    }
     list_init(&w->waiting);
     be_eager(w);
     (void)pthread_mutex_init(&w->lock, NULL);
@@ -355,6 +480,11 @@ void worker_kick(worker *w)
     w->kicked = true;
     wake(w);
     pthread_mutex_unlock(&w->lock);
+}
+
+void worker_share(worker *w, uint32_t tenant, uint32_t share)
+{
+    atomic_store_explicit(&w->ready[tenant].share, share, memory_order_relaxed);
 }
 
 void worker_destroy(worker *w)

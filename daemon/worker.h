@@ -2,7 +2,7 @@
 #define KVS_DAEMON_WORKER_H
 
 /* Worker: the thread under mover and decoder.  It takes jobs, keeps those that wait for a counter aside, runs
- * the others in submit order and posts each exactly once.
+ * the others in submit order of their tenant and posts each exactly once.
  *
  * Knows jobs and the sink.  Does not know what a job does: that is `run`.
  * Threads: create, submit, kick, destroy on the loop thread; get_stats on any; the callbacks on the worker
@@ -11,17 +11,24 @@
  *
  *   submit --> inbox --(due)----------------------> ready (submit order) --claim, run, signal--> post
  *                 `--(after not reached)--> waiting --(due)--^   dropped ones leave both lists as E_CANCELLED
- */
+ *
+ * Fair between tenants: jobs run in turns (a job may need several), and the next turn is that of the tenant with ready jobs
+ * who has had the least for its share so far.  One that comes back from a pause begins at what the others have now: nobody
+ * saves up turns. */
 
 #include "daemon/job.h"
 
 typedef struct worker worker;
 
+enum { WORKER_TENANTS = 64, WORKER_SHARE = 100 /* of a tenant that was given none */ };
+
 typedef struct worker_ops {
     const char *name;                            /* of the thread, at most 15 bytes */
     kvs_status (*start)(void *ud, kvs_err *err); /* before the first job; a failure is create's failure */
-    void (*run)(void *ud, job *j);               /* notes failures with job_note; status and err start clean */
-    void (*stop)(void *ud);                      /* after the last job, if start succeeded */
+    /* One turn: true if the job has ended, else it gets another.  shared: other tenants have ready jobs, keep it short.
+     * *ret_bytes: what it moved (0: its time counts).  Notes failures with job_note; status and err start clean. */
+    bool (*run)(void *ud, job *j, bool shared, uint64_t *ret_bytes);
+    void (*stop)(void *ud); /* after the last job, if start succeeded */
 } worker_ops;
 
 typedef struct worker_stats {
@@ -34,7 +41,8 @@ typedef struct worker_stats {
 kvs_status worker_create(worker **ret, const worker_ops *ops, void *ud, work_sink sink, kvs_err *err);
 void worker_submit(worker *w, job *j);
 void worker_kick(worker *w);
-void worker_destroy(worker *w); /* NULL is fine */
+void worker_share(worker *w, uint32_t tenant, uint32_t share); /* any thread; at least 1 */
+void worker_destroy(worker *w);                                /* NULL is fine */
 void worker_get_stats(const worker *w, worker_stats *ret);
 
 #endif

@@ -69,7 +69,9 @@ enum {
     X(HEALTH, 23)                                                                                                      \
     X(WATCH, 24)                                                                                                       \
     X(PING, 25)                                                                                                        \
-    X(EVENT, 26) /* daemon to client only */
+    X(EVENT, 26) /* daemon to client only */                                                                           \
+    X(RELOAD, 27)                                                                                                      \
+    X(DRAIN, 28)
 
 typedef enum wire_op {
 #define X(name, value) WIRE_##name = (value),
@@ -243,6 +245,8 @@ bool wire_in_done(const wire_in *i);
 /* EVENT frames carry the id of the WATCH, status 0, and this body without the message head of replies. */
 #define WIRE_event(F) F(u64, seq) F(u64, lost) F(u32, n) F(u32, reserved)                  /* then n x event_item */
 #define WIRE_event_item(F) F(u32, type) F(u32, ns) F(u32, depth) F(u32, cause) F(b32, key)
+#define WIRE_reload_req(F) F(u32, flags) F(u32, reserved) /* enum wire_reload_flags; the reply is a status_rep */
+#define WIRE_drain_req(F) F(u32, on) F(u32, reserved)
 /* PING: a body of 0..64 bytes, returned behind the reply's message head. */
 
 #define WIRE_BODY_MAP(X)                                                                                    \
@@ -254,7 +258,7 @@ bool wire_in_done(const wire_in *i);
             X(slot_ref) X(load_rep) X(load_result) X(store_req) X(key_rep) X(slot_take_req) X(slot_take_rep)           \
                 X(slot_drop_req) X(write_req) X(write_call) X(call_rep) X(call_result) X(decode_req) X(decode_call)    \
                     X(keys_req) X(reset_req) X(reset_rep) X(cancel_req) X(cancel_rep) X(status_req) X(status_rep)      \
-                        X(health_rep) X(watch_req) X(event) X(event_item)
+                        X(health_rep) X(watch_req) X(event) X(event_item) X(reload_req) X(drain_req)
 
 /* clang-format on */
 #define WIRE_FIELD_u16(name) uint16_t name;
@@ -299,6 +303,7 @@ enum wire_store_flags { WIRE_STORE_KEEP = 1 };
 enum wire_decode_flags { WIRE_DECODE_FIXED_SPLIT = 1 };
 enum wire_reset_flags { WIRE_RESET_PINNED = 1 }; /* drop pinned blocks too */
 enum wire_cancel_outcome { WIRE_CANCEL_GONE = 0, WIRE_CANCEL_STOPPED = 1, WIRE_CANCEL_FINISHED = 2 };
+enum wire_reload_flags { WIRE_RELOAD_DRY_RUN = 1 };
 enum wire_section {
     WIRE_SECTION_SUMMARY = 0, /* any socket; the rest on the admin socket only */
     WIRE_SECTION_CLIENTS = 1,
@@ -306,6 +311,7 @@ enum wire_section {
     WIRE_SECTION_KEYS = 3, /* paged by cursor and limit */
     WIRE_SECTION_NAMESPACES = 4,
     WIRE_SECTION_FSCK = 5,
+    WIRE_SECTION_TENANTS = 6,
 };
 enum wire_health { WIRE_HEALTH_OK = 0, WIRE_HEALTH_STARTING = 1, WIRE_HEALTH_DEGRADED = 2, WIRE_HEALTH_DRAINING = 3 };
 enum wire_event_type { WIRE_EVENT_STORED = 0, WIRE_EVENT_REMOVED = 1, WIRE_EVENT_RESET = 2 };

@@ -342,12 +342,13 @@ static bool decode_ok(kvs_request *r, wire_in *in, frame *f)
     case WIRE_CANCEL:
         return decode_cancel(r, in);
     case WIRE_STATUS:
+    case WIRE_RELOAD:
         return decode_status(r, in);
     case WIRE_HEALTH:
         return decode_health(r, in);
     case WIRE_PING:
         return decode_ping(r, in);
-    default: /* RELEASE, REGION_CLOSE, WATCH: nothing but the head */
+    default: /* RELEASE, REGION_CLOSE, WATCH, DRAIN: nothing but the head */
         return wire_in_done(in);
     }
 }

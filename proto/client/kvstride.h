@@ -383,6 +383,7 @@ enum kvs_section {
     KVS_SECTION_KEYS = 3, /* paged by cursor and limit */
     KVS_SECTION_NAMESPACES = 4,
     KVS_SECTION_FSCK = 5,
+    KVS_SECTION_TENANTS = 6,
 };
 typedef struct kvs_report_args {
     uint32_t section, limit; /* limit 0: the daemon's default */
@@ -409,6 +410,13 @@ typedef struct kvs_health_info {
     uint64_t uptime_us;
     uint8_t boot_id[16];
 } kvs_health_info;
+/* Read the daemon's configuration file again (admin socket only).  The text says what applies at once and what waits for a
+ * restart; kvs_free.  E_CONFIG and the reason: nothing was changed.  dry_run: nothing is changed anyway. */
+KVS_API kvs_status kvs_reload_alloc(kvs_client *c, bool dry_run, char **ret, size_t *ret_len, uint32_t timeout_ms,
+                                    kvs_err *err);
+/* Take no new work (on), or take it again (admin socket only).  What is in flight ends as ever. */
+KVS_API kvs_status kvs_drain(kvs_client *c, bool on, uint32_t timeout_ms, kvs_err *err);
+
 KVS_API kvs_status kvs_health(kvs_client *c, kvs_health_info *ret, uint32_t timeout_ms, kvs_err *err);
 
 enum kvs_event_type { KVS_EVENT_STORED = 0, KVS_EVENT_REMOVED = 1, KVS_EVENT_RESET = 2 };

@@ -759,6 +759,19 @@ kvs_status kvs_reset(kvs_client *c, kvs_ns *ns, uint32_t flags, kvs_reset_result
 
 /* ---- watching ---- */
 
+/* Ask for a text that is the whole answer. */
+static kvs_status run_text(call *k, char *const *text, const size_t *len, char **ret, size_t *ret_len, kvs_err *err)
+{
+    kvs_status s = call_run(k, err);
+
+    if (s != KVS_OK)
+        return s;
+    *ret = *text;
+    if (ret_len != NULL)
+        *ret_len = *len;
+    return KVS_OK;
+}
+
 kvs_status kvs_report_alloc(kvs_client *c, const kvs_report_args *a, char **ret, size_t *ret_len, uint32_t timeout_ms,
                             kvs_err *err)
 {
@@ -772,13 +785,37 @@ kvs_status kvs_report_alloc(kvs_client *c, const kvs_report_args *a, char **ret,
     if (s != KVS_OK)
         return s;
     wire_put_status_req(&k.out, &q);
-    s = call_run(&k, err);
+    return run_text(&k, &text, &len, ret, ret_len, err);
+}
+
+kvs_status kvs_reload_alloc(kvs_client *c, bool dry_run, char **ret, size_t *ret_len, uint32_t timeout_ms, kvs_err *err)
+{
+    wire_reload_req q = {.flags = dry_run ? WIRE_RELOAD_DRY_RUN : 0};
+    char *text = NULL;
+    size_t len = 0;
+    kvs_request r = {.ret = &text, .items = &len};
+    call k;
+    kvs_status s = call_begin(&k, c, &r, WIRE_RELOAD, WIRE_reload_req_BYTES, timeout_ms, err);
+
     if (s != KVS_OK)
         return s;
-    *ret = text;
-    if (ret_len != NULL)
-        *ret_len = len;
-    return KVS_OK;
+    k.control = true;
+    wire_put_reload_req(&k.out, &q);
+    return run_text(&k, &text, &len, ret, ret_len, err);
+}
+
+kvs_status kvs_drain(kvs_client *c, bool on, uint32_t timeout_ms, kvs_err *err)
+{
+    wire_drain_req q = {.on = on};
+    kvs_request r = {0};
+    call k;
+    kvs_status s = call_begin(&k, c, &r, WIRE_DRAIN, WIRE_drain_req_BYTES, timeout_ms, err);
+
+    if (s != KVS_OK)
+        return s;
+    k.control = true;
+    wire_put_drain_req(&k.out, &q);
+    return call_run(&k, err);
 }
 
 kvs_status kvs_report(kvs_client *c, const kvs_report_args *a, char *buf, size_t cap, size_t *ret_len,

@@ -29,7 +29,7 @@ enum ctl_exit {
 
 /* The command line.  Numbers that were not given are 0, but where it says otherwise. */
 typedef struct ctl {
-    bool json, quiet, pinned;
+    bool json, quiet, pinned, dry_run, off;
     const char *socket, *trace; /* NULL: not given */
     uint64_t timeout_ms, limit; /* never "not given": main.c has their defaults */
     uint64_t ns;                /* CTL_NO_NS: not given */
@@ -54,6 +54,9 @@ int ctl_leases(const ctl *c);
 int ctl_clients(const ctl *c);
 int ctl_namespaces(const ctl *c);
 int ctl_fsck(const ctl *c);
+int ctl_tenants(const ctl *c);
+int ctl_reload(const ctl *c);
+int ctl_drain(const ctl *c);
 int ctl_watch(const ctl *c);
 int ctl_reset(const ctl *c);
 int ctl_drop(const ctl *c);

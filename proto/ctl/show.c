@@ -63,6 +63,65 @@ int ctl_namespaces(const ctl *c)
     return report(c, "namespaces", KVS_SECTION_NAMESPACES);
 }
 
+int ctl_tenants(const ctl *c)
+{
+    return report(c, "tenants", KVS_SECTION_TENANTS);
+}
+
+int ctl_reload(const ctl *c)
+{
+    int code = CTL_OK;
+    kvs_client *client = ctl_connect(c, &code);
+    char *text = NULL;
+    size_t len = 0;
+    kvs_err err = {0};
+    kvs_status s;
+
+    if (client == NULL)
+        return code;
+    s = kvs_reload_alloc(client, c->dry_run, &text, &len, 0, &err);
+    code = s == KVS_E_CONFIG ? CTL_REFUSED : CTL_OK;
+    if (s != KVS_OK && code == CTL_OK)
+        code = ctl_fail(c, "reload", s, &err);
+    else if (s != KVS_OK)
+        (void)ctl_fail(c, "reload", s, &err); /* E_CONFIG is no usage error here: the file is the daemon's */
+    else
+        code = print(c, "reload", text, len);
+    kvs_free(text);
+    kvs_close(client);
+    return code;
+}
+
+static int put_drained(bool drained)
+{
+    json_writer *w = json_writer_create();
+
+    json_begin_object(w, NULL);
+    json_put_bool(w, "drained", drained);
+    json_end(w);
+    return ctl_put(w, CTL_OK);
+}
+
+int ctl_drain(const ctl *c)
+{
+    int code = CTL_OK;
+    kvs_client *client = ctl_connect(c, &code);
+    kvs_err err = {0};
+    kvs_status s;
+
+    if (client == NULL)
+        return code;
+    s = kvs_drain(client, !c->off, 0, &err);
+    if (s != KVS_OK)
+        code = ctl_fail(c, "drain", s, &err);
+    else if (c->json)
+        code = put_drained(!c->off);
+    else
+        (void)printf("%s\n", c->off ? "taking work" : "drained: no new work is taken");
+    kvs_close(client);
+    return code;
+}
+
 static int put_ping(double us)
 {
     json_writer *w = json_writer_create();

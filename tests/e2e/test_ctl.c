@@ -213,8 +213,9 @@ static void down(void)
 
 /* ---- words ---- */
 
-static const char *const COMMANDS[] = {"status", "ping", "health", "ls",    "namespaces", "leases", "clients",
-                                       "watch",  "fsck", "drop",   "reset", "replay",     "bench",  "demo"};
+static const char *const COMMANDS[] = {"status",  "ping",  "health",  "ls",     "namespaces", "leases",
+                                       "clients", "watch", "fsck",    "drop",   "reset",      "replay",
+                                       "bench",   "demo",  "tenants", "reload", "drain"};
 enum { N_COMMANDS = sizeof COMMANDS / sizeof *COMMANDS };
 
 Test(ctl_words, helps_with_every_command)
@@ -368,7 +369,7 @@ Test(ctl, shows_every_report_as_text_and_as_json)
         {"status", "version", "health"}, {"ping", "ok", " us\n"},
         {"health", "state", "ok  up "},  {"namespaces", "namespaces", "alpaca"},
         {"leases", "leases", "leases"},  {"clients", "clients", "test engine"},
-        {"fsck", "ok", "problem"},
+        {"fsck", "ok", "problem"},       {"tenants", "tenants", "default"},
     };
     engine e;
 
@@ -387,6 +388,53 @@ Test(ctl, shows_every_report_as_text_and_as_json)
         cr_assert_str_empty(ran.err);
         json_destroy(j);
     }
+    kvs_close(e.c);
+}
+
+Test(ctl, reloads_and_says_what_applies_and_what_needs_a_restart)
+{
+    json *j;
+
+    daemon_configure(&d,
+                     "{\"pool\": {\"max_bytes\": \"16MiB\", \"checksum\": false}, \"socket\": {\"mode\": \"0600\"}}");
+    RUNS(0, "reload --dry-run --json --socket %s", d.admin);
+    j = answer();
+    cr_assert_eq(json_size(member(j, "applied")), 1);
+    cr_assert_eq(json_size(member(j, "needs_restart")), 1);
+    SAYS(out, "\"dry_run\":true");
+    json_destroy(j);
+    cr_assert_eq(daemon_log_count(&d, " reloaded "), 0);
+    RUNS(0, "reload --socket %s", d.admin);
+    SAYS(out, "pool.checksum");
+    SAYS(out, "socket.mode");
+    cr_assert(daemon_wait_log(&d, "changed=pool.checksum needs_restart=socket.mode", 1, 5000));
+    daemon_configure(&d, "{\"pool\": {\"max_byte\": 1}}");
+    RUNS(4, "reload --socket %s", d.admin);
+    SAYS(err, "did you mean \"max_bytes\"?");
+    RUNS(4, "reload --json --socket %s", d.admin);
+    SAYS(out, "\"status\":\"E_CONFIG\"");
+    RUNS(0, "status --json --socket %s", d.admin);
+    SAYS(out, "\"reloads\":3,\"reloads_failed\":2");
+    RUNS(4, "reload --socket %s", d.socket);
+}
+
+Test(ctl, drains_and_takes_work_again)
+{
+    engine e;
+    uint8_t key[32];
+    uint32_t hits;
+
+    engine_open(&e, "alpaca");
+    key_fill(key, 0);
+    RUNS(0, "drain --socket %s", d.admin);
+    SAYS(out, "no new work");
+    cr_assert_eq(kvs_lookup(e.ns, key, 1, &hits, NULL, CALL_MS, &err), KVS_E_STATE);
+    RUNS(1, "health --socket %s", d.admin);
+    SAYS(out, "draining");
+    RUNS(0, "drain --off --json --socket %s", d.admin);
+    SAYS(out, "{\"drained\":false}");
+    OK(kvs_lookup(e.ns, key, 1, &hits, NULL, CALL_MS, &err));
+    RUNS(0, "health --socket %s", d.admin);
     kvs_close(e.c);
 }
 

@@ -316,11 +316,11 @@ static void run_life(daemon_fixture *d, writer *w, uint32_t target, int signum)
         cr_assert_not(w[i].wrong, "a block was wrong or missing before the kill");
 }
 
-/* KVS_WARM_KILLS: how many; 20 unless told otherwise. */
+/* KVS_WARM_KILLS: how many; 20 with files and 10 with descriptors unless told otherwise. */
 static void kill_again_and_again(bool with_dir)
 {
     const char *text = getenv("KVS_WARM_KILLS");
-    unsigned kills = text != NULL ? (unsigned)atoi(text) : 20, terms = 0;
+    unsigned kills = text != NULL ? (unsigned)atoi(text) : with_dir ? 20 : 10, terms = 0;
     static writer w[WRITERS];
     uint64_t adopted = 0, slowest = 0, x = 7;
     daemon_fixture d;
@@ -376,4 +376,172 @@ Test(warm, keeps_every_acknowledged_block_over_kills_under_load)
 Test(warm, keeps_every_acknowledged_block_in_descriptors_that_the_service_manager_stores)
 {
     kill_again_and_again(false);
+}
+
+/* ---- one thing at a time ---- */
+
+typedef struct bench {
+    daemon_fixture d;
+    engine e;
+} bench;
+
+static void begin(bench *b, const char *max_bytes, bool checksum)
+{
+    daemon_init(&b->d);
+    make_pool_dir();
+    configure(&b->d, max_bytes, true, checksum);
+    cr_assert(daemon_start(&b->d, NULL));
+    engine_open(&b->e, &b->d);
+}
+
+static void store_range(bench *b, uint64_t first, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        kvs_status result;
+        uint64_t id = first + i;
+
+        OK(store_ids(&b->e, &id, 1, &result, &err));
+    }
+}
+
+/* A clean stop and another start. */
+static void restart(bench *b)
+{
+    kvs_close(b->e.c);
+    cr_assert_eq(daemon_stop(&b->d, SIGTERM), 0);
+    cr_assert(daemon_start(&b->d, NULL));
+    engine_open(&b->e, &b->d);
+}
+
+static void finish(bench *b)
+{
+    kvs_close(b->e.c);
+    cr_assert_eq(daemon_stop(&b->d, SIGTERM), 0);
+    daemon_fini(&b->d);
+    remove_pool_dir();
+}
+
+static uint32_t readable(bench *b, uint64_t first, uint32_t n)
+{
+    uint32_t good = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        kvs_status s = load_id(&b->e, first + i, &err);
+
+        cr_assert(s == KVS_OK || s == KVS_E_NOT_FOUND, "block %u: %s", i, kvs_status_name(s));
+        good += s == KVS_OK;
+    }
+    return good;
+}
+
+/* A wild pointer of the life before has written into a block. */
+Test(warm, drops_an_adopted_block_whose_bytes_are_wrong)
+{
+    static bench b;
+    char path[96];
+    uint8_t key[32], word[8];
+    uint64_t off = UINT64_MAX;
+    int fd;
+
+    begin(&b, "16MiB", true);
+    store_range(&b, 1, 10);
+    kvs_close(b.e.c);
+    cr_assert_eq(daemon_stop(&b.d, SIGKILL), 128 + SIGKILL);
+    file_in_pool("kvs-arena", path, sizeof path);
+    fd = open(path, O_RDWR | O_CLOEXEC);
+    pattern_key(4, key);
+    pattern_fill(key, word, sizeof word);
+    for (uint64_t at = 0; at < 16 << 20; at += 16) {
+        uint8_t have[8];
+
+        cr_assert_eq(pread(fd, have, sizeof have, (off_t)at), (ssize_t)sizeof have);
+        if (memcmp(have, word, sizeof word) == 0)
+            off = at;
+    }
+    cr_assert_neq(off, UINT64_MAX, "block 4 is in the file");
+    cr_assert_eq(pwrite(fd, "x", 1, (off_t)(off + BLOCK - 3)), 1);
+    (void)close(fd);
+    cr_assert(daemon_start(&b.d, NULL));
+    engine_open(&b.e, &b.d);
+    cr_assert_eq(status_number(&b.e, "unverified"), 10);
+    cr_assert_eq(load_id(&b.e, 4, &err), KVS_E_CORRUPT);
+    cr_assert_eq(load_id(&b.e, 4, &err), KVS_E_NOT_FOUND);
+    cr_assert_eq(readable(&b, 1, 10), 9);
+    cr_assert_eq(status_number(&b.e, "unverified"), 0);
+    store_range(&b, 4, 1);
+    cr_assert_eq(readable(&b, 1, 10), 10);
+    finish(&b);
+}
+
+Test(warm, brings_no_block_back_that_was_stored_without_a_checksum)
+{
+    static bench b;
+
+    begin(&b, "16MiB", false);
+    store_range(&b, 1, 3);
+    restart(&b);
+    cr_assert_eq(readable(&b, 1, 3), 0);
+    cr_assert_eq(status_number(&b.e, "adopted_no_checksum"), 3);
+    cr_assert_eq(daemon_log_count(&b.d, "without_checksum=3"), 1);
+    finish(&b);
+}
+
+static uint64_t file_mib(const char *name)
+{
+    char path[96];
+    struct stat st;
+
+    file_in_pool(name, path, sizeof path);
+    cr_assert_eq(stat(path, &st), 0);
+    return (uint64_t)st.st_blocks >> 11;
+}
+
+Test(warm, keeps_blocks_in_a_larger_pool_and_starts_cold_in_a_smaller_one)
+{
+    static bench b;
+
+    begin(&b, "24MiB", true);
+    store_range(&b, 1, 5);
+    configure(&b.d, "48MiB", true, true);
+    restart(&b);
+    cr_assert_eq(readable(&b, 1, 5), 5);
+    cr_assert_eq(file_mib("kvs-arena"), 48);
+    configure(&b.d, "8MiB", true, true);
+    restart(&b);
+    cr_assert_eq(readable(&b, 1, 5), 0);
+    cr_assert_eq(daemon_log_count(&b.d, "table_refused"), 1);
+    cr_assert_eq(file_mib("kvs-arena"), 8, "what it no longer needs was given back");
+    store_range(&b, 1, 5);
+    restart(&b);
+    cr_assert_eq(readable(&b, 1, 5), 5);
+    finish(&b);
+}
+
+Test(warm, refuses_to_run_beside_another_daemon_on_the_same_memory)
+{
+    static bench b;
+    char out[2048], socket[128], admin[128];
+    const char *args[] = {"--config", b.d.config, "--socket", socket, "--admin-socket", admin, NULL};
+
+    begin(&b, "8MiB", true);
+    store_range(&b, 1, 2);
+    (void)snprintf(socket, sizeof socket, "%s/other.sock", b.d.dir);
+    (void)snprintf(admin, sizeof admin, "%s/other-admin.sock", b.d.dir);
+    cr_assert_eq(daemon_run(&b.d, args, out, sizeof out), 75, "%s", out);
+    cr_assert_not_null(strstr(out, "writes it"), "%s", out);
+    cr_assert_eq(readable(&b, 1, 2), 2);
+    finish(&b);
+}
+
+Test(warm, says_what_is_wrong_with_a_folder_that_is_no_tmpfs)
+{
+    static bench b;
+    char out[2048];
+    const char *args[] = {"--config",       b.d.config, "--set", "pool.path=/proc", "--socket", b.d.socket,
+                          "--admin-socket", b.d.admin,  NULL};
+
+    daemon_init(&b.d);
+    cr_assert_eq(daemon_run(&b.d, args, out, sizeof out), 78, "%s", out);
+    cr_assert_not_null(strstr(out, "tmpfs"), "%s", out);
+    daemon_fini(&b.d);
 }

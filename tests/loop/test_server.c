@@ -29,7 +29,7 @@ static void on_turn(void *ud)
 
 static void begin(void)
 {
-    server_config c = {.loop = &loop, .config = &cfg, .client_fd = -1, .admin_fd = -1, .on_turn = on_turn};
+    server_config c = {.loop = &loop, .config = &cfg, .admin_fd = -1, .on_turn = on_turn};
     kvs_err err = {0};
 
     log_open(LOG_LEVEL_ERROR, false);
@@ -321,7 +321,7 @@ Test(server, calls_the_core_when_its_time_has_come)
 
 Test(server, refuses_to_start_beside_a_live_one_and_leaves_it_alone)
 {
-    server_config c = {.loop = &loop, .config = &cfg, .client_fd = -1, .admin_fd = -1};
+    server_config c = {.loop = &loop, .config = &cfg, .admin_fd = -1};
     server *second = NULL;
     raw_client client;
 

@@ -330,11 +330,11 @@ class Keys(WithDaemon):
         with self.refused(Status.E_DENIED):
             self.client.status("clients")
         admin = self.other(self.daemon.admin)
-        for section in ("clients", "leases", "keys", "namespaces", "fsck"):
+        for section in ("clients", "leases", "keys", "namespaces", "fsck", "tenants"):
             self.assertIsInstance(admin.status(section), dict)
         for client in (self.client, admin):
             with self.refused(Status.E_INVALID):
-                client._call(Op.STATUS, wire.REQUESTS[Op.STATUS].pack(section=6), None)
+                client._call(Op.STATUS, wire.REQUESTS[Op.STATUS].pack(section=7), None)
 
     def test_status_has_the_members_of_the_page(self) -> None:
         text = PROTOCOL.read_text()
@@ -344,7 +344,7 @@ class Keys(WithDaemon):
         self.client.reserve([self.opened], KEYS[:1])
         admin = self.other(self.daemon.admin)
         found: set[str] = set()
-        for section in ("summary", "clients", "leases", "keys", "namespaces", "fsck"):
+        for section in ("summary", "clients", "leases", "keys", "namespaces", "fsck", "tenants"):
             found |= _members(admin.status(section))
         self.assertEqual(found, wanted)
 

@@ -13,7 +13,7 @@ static void on_event(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint3
         (fixture_event){.type = type, .cause = cause, .ns = ns, .depth = depth, .id = fixture_id(key)};
 }
 
-void fixture_init_with(fixture *f, const pool_config *c)
+static void init(fixture *f, const pool_config *c, uint32_t n_tenants)
 {
     kvs_err err = {0};
     uint64_t bytes;
@@ -24,18 +24,41 @@ void fixture_init_with(fixture *f, const pool_config *c)
     cr_assert_eq(pool_create(&f->pool, c, &err), KVS_OK, "%s", err.msg);
     while (pool_next_piece(f->pool, &at, &bytes))
         pool_piece_usable(f->pool);
-    dc = (directory_config){.pool = f->pool, .evict = &evict_lru, .hash_seed = 0x5eed, .on_event = on_event, .ud = f};
+    dc = (directory_config){.pool = f->pool,
+                            .evict = &evict_lru,
+                            .n_tenants = n_tenants,
+                            .hash_seed = 0x5eed,
+                            .on_event = on_event,
+                            .ud = f};
     cr_assert_eq(directory_create(&f->dir, &dc, &err), KVS_OK, "%s", err.msg);
-    f->ns = fixture_open(f, 1, "model", 2);
+    f->ns = fixture_open(f, n_tenants > 1, "model", 2);
 }
 
-void fixture_init(fixture *f, uint32_t n_blocks, uint32_t per_extent)
+void fixture_init_with(fixture *f, const pool_config *c)
+{
+    init(f, c, FIXTURE_TENANTS);
+}
+
+static pool_config blocks(uint32_t n_blocks, uint32_t per_extent)
 {
     uint64_t extent = ((uint64_t)per_extent * FIXTURE_SLOT_BYTES + 4095) & ~UINT64_C(4095);
     uint32_t n_extents = (n_blocks + per_extent - 1) / per_extent + 1; /* rounding up may let one more fit in each */
 
-    fixture_init_with(f,
-                      &(pool_config){.max_bytes = extent * n_extents, .extent_bytes = extent, .max_slots = n_blocks});
+    return (pool_config){.max_bytes = extent * n_extents, .extent_bytes = extent, .max_slots = n_blocks};
+}
+
+void fixture_init(fixture *f, uint32_t n_blocks, uint32_t per_extent)
+{
+    pool_config c = blocks(n_blocks, per_extent);
+
+    init(f, &c, FIXTURE_TENANTS);
+}
+
+void fixture_init_alone(fixture *f, uint32_t n_blocks, uint32_t per_extent)
+{
+    pool_config c = blocks(n_blocks, per_extent);
+
+    init(f, &c, 1);
 }
 
 void fixture_fini(fixture *f)

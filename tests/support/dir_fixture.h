@@ -11,7 +11,7 @@
 
 #include "daemon/directory.h"
 
-enum { FIXTURE_SLOT_BYTES = 2304, FIXTURE_MAX_LIST = 4096 };
+enum { FIXTURE_SLOT_BYTES = 2304, FIXTURE_MAX_LIST = 4096, FIXTURE_TENANTS = 4 };
 
 typedef struct fixture_event {
     uint32_t type, cause, ns, depth;
@@ -31,6 +31,8 @@ typedef struct fixture {
 
 /* n_blocks slots in all, in extents of per_extent; every piece usable. */
 void fixture_init(fixture *f, uint32_t n_blocks, uint32_t per_extent);
+/* The same with one tenant, number 0, who owns the first namespace. */
+void fixture_init_alone(fixture *f, uint32_t n_blocks, uint32_t per_extent);
 void fixture_init_with(fixture *f, const pool_config *c);
 void fixture_fini(fixture *f);
 

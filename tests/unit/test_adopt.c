@@ -185,7 +185,7 @@ static bool only_tenant_1(void *ud, const char *name, uint32_t *ret)
 Test(adopt, releases_the_blocks_of_a_tenant_that_is_no_more)
 {
     pool_config c = config_of(EXTENTS);
-    directory_config dc = {.evict = &evict_lru, .tenant_find = only_tenant_1};
+    directory_config dc = {.evict = &evict_lru, .n_tenants = 4, .tenant_find = only_tenant_1};
     pool_bytes b;
 
     live(2);
@@ -208,7 +208,7 @@ Test(adopt, releases_the_blocks_of_a_tenant_that_is_no_more)
 Test(adopt, serves_blocks_before_their_piece_is_usable_and_takes_no_slot_there)
 {
     pool_config c = config_of(EXTENTS);
-    directory_config dc = {.evict = &evict_lru};
+    directory_config dc = {.evict = &evict_lru, .n_tenants = 4};
     pool_bytes b;
     uint64_t bytes;
     void *at;
@@ -240,7 +240,7 @@ Test(adopt, serves_blocks_before_their_piece_is_usable_and_takes_no_slot_there)
 Test(adopt, gives_back_an_extent_that_is_emptied_before_its_piece_is_usable)
 {
     pool_config c = config_of(EXTENTS);
-    directory_config dc = {.evict = &evict_lru};
+    directory_config dc = {.evict = &evict_lru, .n_tenants = 4};
     directory_reset_result r;
     pool_bytes b;
     uint64_t bytes;
@@ -254,8 +254,8 @@ Test(adopt, gives_back_an_extent_that_is_emptied_before_its_piece_is_usable)
     dc.pool = f.pool;
     cr_assert_eq(directory_create(&f.dir, &dc, NULL), KVS_OK);
     f.ns = fixture_open(&f, 1, "model", 2);
-    pool_extent_close(f.pool, 0);
     directory_reset(f.dir, 1, f.ns, true, &r);
+    pool_extent_close(f.pool, 0);
     fixture_check(&f);
     pool_get_bytes(f.pool, &b);
     cr_assert_eq(b.arena, 0);

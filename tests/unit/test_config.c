@@ -602,6 +602,7 @@ Test(config, defaults_satisfy_their_own_table)
 
         (void)snprintf(quoted, sizeof quoted, o->kind == OPTION_INT || o->kind == OPTION_BOOL ? "%s" : "\"%s\"", v);
         (void)accept(document(text, o, quoted));
+        cr_assert_neq(strncmp(o->key, "tenants.", 8), 0, "this section is the array's");
         for (size_t j = 0; j < i; j++)
             cr_assert_str_neq(o->key, OPTIONS[j].key);
         for (size_t j = 0; i > 0 && !option_same_section(o, o - 1) && j < i; j++)
@@ -665,6 +666,11 @@ Test(config, schema_knows_every_key_and_closes_every_object)
     for (const json_node *s = json_first(sections); s != NULL; s = json_next(s))
         n += json_size(json_member(s, "properties"));
     cr_assert_eq(n, N_OPTIONS);
+    sections = json_member(json_member(sections, "tenants"), "items");
+    cr_assert_not(json_bool(json_member(sections, "additionalProperties")));
+    for (size_t i = 0; i < N_TENANT_OPTIONS; i++)
+        cr_assert_not_null(json_member(json_member(sections, "properties"), option_name(&TENANT_OPTIONS[i])));
+    cr_assert_eq(json_size(json_member(sections, "properties")), N_TENANT_OPTIONS);
     json_destroy(j);
     free(text);
 }
@@ -681,14 +687,16 @@ Test(config, table_has_a_row_of_seven_columns_for_every_key)
             bars += *p == '|';
         cr_assert_eq(bars, 8, "%s", line);
         if (rows >= 2) {
+            bool common = rows - 2 < N_OPTIONS;
             char start[128];
 
-            (void)snprintf(start, sizeof start, "| `%s` | ", OPTIONS[rows - 2].key);
+            (void)snprintf(start, sizeof start, "| `%s%s` | ", common ? "" : "tenants[].",
+                           common ? OPTIONS[rows - 2].key : option_name(&TENANT_OPTIONS[rows - 2 - N_OPTIONS]));
             cr_assert_eq(strncmp(line, start, strlen(start)), 0, "%s", line);
         }
         rows++;
     }
-    cr_assert_eq(rows, N_OPTIONS + 2);
+    cr_assert_eq(rows, N_OPTIONS + N_TENANT_OPTIONS + 2);
     free(text);
 }
 

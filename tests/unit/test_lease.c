@@ -183,7 +183,7 @@ Test(lease, takes_back_the_holds_of_a_load_that_is_one_too_many)
 
 Test(lease, counts_leases_of_a_block_up_to_their_limit)
 {
-    fixture_init(&f, 2, 2);
+    fixture_init_alone(&f, 2, 2);
     fixture_store(&f, f.ns, 1, 2, 0, 0);
     for (int i = 0; i < 65535; i++)
         cr_assert_eq(reserve(2, 1, 1, 1000), KVS_OK);

@@ -9,6 +9,7 @@
 #include <time.h>
 #include <xxhash.h>
 
+#include "daemon/beat.h"
 #include "tests/support/fault_device.h"
 #include "tests/support/sink.h"
 #include "tests/support/stub_device.h"
@@ -597,6 +598,10 @@ Test(mover, shows_a_swallowed_completion_and_other_movers_go_on)
     do
         mover_get_stats(m, &s);
     while (s.oldest_us < 3000); /* its age grows for as long as it hangs */
+    cr_assert_str_eq(beat_oldest(BEAT_IN_CALL).name, "kvs-store",
+                     "it hangs in the device, which is no reason to restart");
+    cr_assert_geq(beat_oldest(BEAT_IN_CALL).us, 3000);
+    cr_assert_lt(beat_oldest(BEAT_RUNNING).us, 3000, "no thread hangs in our own code");
     cr_assert_eq(s.queued, 1);
     cr_assert_eq(s.jobs, 0);
     mover_get_stats(other, &s);
@@ -659,6 +664,84 @@ Test(mover, runs_due_jobs_in_submit_order)
     cr_assert(sink_run_until(&done, 20));
     for (unsigned t = 0; t < 20; t++)
         cr_assert_eq(tasks[t].place, t + 1);
+    end();
+}
+
+static task *of_tenant(task *k, uint32_t tenant)
+{
+    k->job.job.tenant = tenant;
+    return k;
+}
+
+/* Submit while the first wait hangs, so that everything is ready when the next turn is given. */
+static void begin_held(void)
+{
+    stub_hold(&dev, 1);
+    start(DEVICE_LOAD, true, PLANES, PAGE);
+    submit(of_tenant(make(0, 0, 1), 3));
+    stub_await_held(&dev);
+}
+
+Test(mover, lets_a_block_of_one_tenant_wait_for_one_turn_of_another)
+{
+    enum { LONG = 40 };
+
+    begin_held();
+    for (unsigned i = 1; i <= LONG; i++)
+        submit(of_tenant(make(i, 0, SLOTS), 1));
+    submit(of_tenant(make(LONG + 1, 0, 1), 2));
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, LONG + 2));
+    cr_assert_leq(tasks[LONG + 1].place, 2, "40 jobs of the other were there before it, it came as number %u",
+                  tasks[LONG + 1].place);
+    cr_assert_leq(dev.batch_copies[1], 2, "a short turn, while somebody waits");
+    cr_assert_eq(tasks[LONG].place, LONG + 2, "in order among themselves");
+    for (unsigned i = 1; i <= LONG; i++)
+        for (unsigned k = 0; k < SLOTS; k++)
+            cr_assert_eq(tasks[i].items[k].status, KVS_OK);
+    end();
+}
+
+Test(mover, shares_the_link_between_tenants_by_weight)
+{
+    enum { JOBS = 20 };
+
+    begin_held();
+    mover_share(m, 1, 300);
+    mover_share(m, 2, 100);
+    for (unsigned i = 0; i < JOBS; i++) {
+        submit(of_tenant(make(1 + i, 0, 6), 1));
+        submit(of_tenant(make(1 + JOBS + i, 0, 2), 2));
+    }
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, 1 + 2 * JOBS));
+    for (unsigned i = 0; i < JOBS; i++) { /* three times the blocks in the same time: the two keep step */
+        cr_assert_geq(tasks[1 + i].place, 2 * i + 1, "job %u came as %u", i, tasks[1 + i].place);
+        cr_assert_leq(tasks[1 + i].place, 2 * i + 5, "job %u came as %u", i, tasks[1 + i].place);
+    }
+    end();
+}
+
+Test(mover, gives_nothing_extra_for_a_pause)
+{
+    enum { JOBS = 30 };
+
+    begin_held();
+    for (unsigned i = 0; i < JOBS; i++)
+        submit(of_tenant(make(1 + i, 0, 2), 1));
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, 1 + JOBS)); /* tenant 1 has had much, tenant 2 nothing: that is over */
+    stub_hold(&dev, stub_count(&dev, STUB_WAIT) + 1);
+    submit(of_tenant(make(0, 0, 1), 1));
+    stub_await_held(&dev);
+    n_done = 0;
+    for (unsigned i = 0; i < JOBS; i++) {
+        submit(of_tenant(make(1 + i, 0, 2), 2));
+        submit(of_tenant(make(1 + JOBS + i, 0, 2), 1));
+    }
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, 2 + 3 * JOBS));
+    cr_assert_leq(tasks[1 + JOBS].place, 6, "its first job came as number %u", tasks[1 + JOBS].place);
     end();
 }
 

@@ -115,7 +115,8 @@ static kvs_status create(const persist *m, void (*on_store)(void *ud), pool **p,
 {
     pool_config pc = {
         .max_bytes = EXTENT * EXTENTS, .extent_bytes = EXTENT, .memory = (persist *)(uintptr_t)m, .on_store = on_store};
-    directory_config dc = {.evict = &evict_lru, .hash_seed = 5, .on_event = m == &w.memory ? on_removed : NULL};
+    directory_config dc = {
+        .evict = &evict_lru, .n_tenants = 4, .hash_seed = 5, .on_event = m == &w.memory ? on_removed : NULL};
     kvs_status s = pool_create(p, &pc, err);
 
     if (s != KVS_OK)

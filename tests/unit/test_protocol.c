@@ -550,6 +550,31 @@ static void ex_event(example *e)
     wire_put_event_item(o, &item);
 }
 
+static void ex_reload_req(example *e)
+{
+    wire_put_reload_req(begin(e, WIRE_RELOAD, 27), &(wire_reload_req){WIRE_RELOAD_DRY_RUN, 0});
+}
+
+static void ex_reload_rep(example *e)
+{
+    static const char text[] = "{\"dry_run\":true}";
+    wire_out *o = answer_ok(e, WIRE_RELOAD, 27);
+
+    wire_put_status_rep(o, &(wire_status_rep){sizeof text - 1, 0});
+    wire_put_bytes(o, text, sizeof text - 1);
+    wire_put_pad8(o);
+}
+
+static void ex_drain_req(example *e)
+{
+    wire_put_drain_req(begin(e, WIRE_DRAIN, 28), &(wire_drain_req){1, 0});
+}
+
+static void ex_drain_rep(example *e)
+{
+    answer_ok(e, WIRE_DRAIN, 28);
+}
+
 static void ex_ping_req(example *e)
 {
     wire_put_bytes(begin(e, WIRE_PING, 26), "hello", 5);
@@ -643,7 +668,7 @@ static void ex_key_adapter(example *e)
                             X(extend_rep) X(pin_req) X(pin_rep) X(unpin_req) X(unpin_rep) X(drop_req)        \
                                 X(drop_rep) X(reset_req) X(reset_rep) X(cancel_req) X(cancel_rep)            \
                                     X(status_req) X(status_rep) X(health_req) X(health_rep) X(watch_req)     \
-                                        X(watch_rep) X(event) X(ping_req) X(ping_rep) X(namespace)           \
+                                        X(watch_rep) X(event) X(ping_req) X(ping_rep) X(reload_req) X(reload_rep) X(drain_req) X(drain_rep) X(namespace)           \
                                             X(namespace_digest) X(deepseek_digest) X(key_first)              \
                                                 X(key_second) X(key_salt) X(key_adapter)
 /* clang-format on */

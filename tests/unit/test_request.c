@@ -324,12 +324,12 @@ Test(request, the_admin_socket_moves_no_blocks_and_clients_see_the_summary_only)
     fx_admin_open(&admin, &f);
     cr_assert_eq(fx_status(&admin, WIRE_LOAD, fx_load_body(&(fx_move){0})), KVS_E_DENIED);
     cr_assert_eq(fx_status(&admin, WIRE_OPEN, fx_new()), KVS_E_DENIED);
-    for (uint32_t section = 0; section <= WIRE_SECTION_FSCK + 1; section++) {
+    for (uint32_t section = 0; section <= WIRE_SECTION_TENANTS + 1; section++) {
         b = fx_new();
         wire_put_status_req(&b->out, &(wire_status_req){.section = section, .ns = WIRE_NONE32});
-        cr_assert_eq(fx_status(&c, WIRE_STATUS, b), section == 0                   ? KVS_OK
-                                                    : section <= WIRE_SECTION_FSCK ? KVS_E_DENIED
-                                                                                   : KVS_E_INVALID);
+        cr_assert_eq(fx_status(&c, WIRE_STATUS, b), section == 0                      ? KVS_OK
+                                                    : section <= WIRE_SECTION_TENANTS ? KVS_E_DENIED
+                                                                                      : KVS_E_INVALID);
     }
     cr_assert_eq(fx_number(&admin, WIRE_SECTION_CLIENTS, "clients"), 2);
     cr_assert_eq(fx_number(&admin, WIRE_SECTION_NAMESPACES, "namespaces"), 0);
@@ -530,12 +530,17 @@ Test(request, the_sockets_of_an_operation_are_those_of_the_page)
             continue;
         }
         cr_assert_not_null(op_find((uint16_t)op), "%s", name);
-        cr_assert_eq(op_find((uint16_t)op)->who, strcmp(socket, "client") == 0 ? OP_CLIENT : OP_ANY, "%s", name);
-        cr_assert(strcmp(socket, "client") == 0 || strcmp(socket, "both") == 0, "%s: %s", name, socket);
+        cr_assert_eq(op_find((uint16_t)op)->who,
+                     strcmp(socket, "client") == 0  ? OP_CLIENT
+                     : strcmp(socket, "admin") == 0 ? OP_ADMIN
+                                                    : OP_ANY,
+                     "%s", name);
+        cr_assert(strcmp(socket, "client") == 0 || strcmp(socket, "admin") == 0 || strcmp(socket, "both") == 0,
+                  "%s: %s", name, socket);
         n++;
     }
     (void)fclose(f);
-    cr_assert_eq(n, WIRE_PING, "every operation once");
+    cr_assert_eq(n, WIRE_DRAIN - 1, "every operation once, but for EVENT");
 }
 
 static fx_body *cancel_body(uint64_t target)

@@ -59,6 +59,8 @@ class Op(IntEnum):
     WATCH = 24
     PING = 25
     EVENT = 26
+    RELOAD = 27
+    DRAIN = 28
 
 
 def op_name(op: int) -> str:
@@ -259,6 +261,8 @@ STATUS_REQ = Table("status_req", "section:u32 limit:u32 ns:u32 reserved:u32 curs
 STATUS_REP = Table("status_rep", "text_len:u32 reserved:u32")
 HEALTH_REP = Table("health_rep", "state:u32 reasons:u32 uptime_us:u64 boot_id:b16")
 WATCH_REQ = Table("watch_req", "mask:u32 reserved:u32")
+RELOAD_REQ = Table("reload_req", "flags:u32 reserved:u32")
+DRAIN_REQ = Table("drain_req", "on:u32 reserved:u32")
 EVENT = Table("event", "seq:u64 lost:u64 n:u32 reserved:u32")
 EVENT_ITEM = Table("event_item", "type:u32 ns:u32 depth:u32 cause:u32 key:b32")
 
@@ -313,6 +317,8 @@ REQUESTS: dict[Op, Body | None] = {
     Op.HEALTH: _NOTHING,
     Op.WATCH: Body(WATCH_REQ),
     Op.PING: None,
+    Op.RELOAD: Body(RELOAD_REQ),
+    Op.DRAIN: Body(DRAIN_REQ),
 }
 """Bodies of requests; None: plain bytes (OPEN: a description, PING: anything)."""
 
@@ -342,6 +348,8 @@ REPLIES: dict[Op, Body | None] = {
     Op.HEALTH: Body(HEALTH_REP),
     Op.WATCH: _NOTHING,
     Op.PING: None,
+    Op.RELOAD: Body(STATUS_REP, (Array("text", "u8", _n("text_len")),)),
+    Op.DRAIN: _NOTHING,
 }
 """Payloads of replies, behind the message; None: plain bytes."""
 

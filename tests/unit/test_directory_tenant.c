@@ -1,0 +1,270 @@
+/* Tenants in the directory: quotas, floors, who is evicted for whom, and the sums. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/support/dir_fixture.h"
+
+enum { SLOT = FIXTURE_SLOT_BYTES, A = 1, B = 2 };
+
+static directory_tenant tenant(const fixture *f, uint32_t t)
+{
+    directory_tenant x;
+
+    directory_get_tenant(f->dir, t, &x);
+    return x;
+}
+
+static uint32_t found(fixture *f, uint32_t ns, uint64_t first, uint32_t n)
+{
+    uint32_t sum = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        sum += fixture_has(f, ns, first + i);
+    return sum;
+}
+
+Test(tenant, pays_from_admission_until_the_slot_is_free)
+{
+    fixture f;
+    pool_slot held;
+
+    fixture_init(&f, 8, 8);
+    fixture_admit(&f, f.ns, 1, 3, 0, 0);
+    cr_assert_eq(tenant(&f, A).used_bytes, 3 * SLOT);
+    directory_abort(f.dir, f.slot[2]);
+    cr_assert_eq(tenant(&f, A).used_bytes, 2 * SLOT);
+    cr_assert_eq(directory_commit(f.dir, f.slot[0], 0), KVS_OK);
+    directory_suspect(f.dir, f.slot[1]);
+    cr_assert_eq(tenant(&f, A).used_bytes, 2 * SLOT, "quarantined memory is still its");
+    fixture_check(&f);
+    directory_settle(f.dir, f.slot[1]);
+    cr_assert_eq(tenant(&f, A).used_bytes, SLOT);
+    cr_assert_eq(fixture_hold(&f, f.ns, 1, &held), KVS_OK);
+    cr_assert_eq(directory_drop(f.dir, f.ns, fixture_keys(1, 1)), KVS_OK);
+    cr_assert_eq(tenant(&f, A).used_bytes, SLOT, "draining, too");
+    fixture_check(&f);
+    directory_unhold(f.dir, held);
+    cr_assert_eq(tenant(&f, A).used_bytes, 0);
+    cr_assert_eq(tenant(&f, B).used_bytes, 0);
+    fixture_fini(&f);
+}
+
+Test(tenant, above_its_quota_it_evicts_its_own_coldest_though_there_is_space)
+{
+    fixture f;
+    uint32_t other;
+
+    fixture_init(&f, 16, 16);
+    other = fixture_open(&f, B, "model", 2);
+    directory_limit_tenant(f.dir, A, 4 * SLOT, 0);
+    cr_assert_eq(fixture_store(&f, other, 50, 1, 0, 0), 1);
+    for (uint64_t id = 1; id <= 6; id++)
+        cr_assert_eq(fixture_store(&f, f.ns, id, 1, 0, 0), 1);
+    cr_assert_eq(tenant(&f, A).used_bytes, 4 * SLOT);
+    cr_assert_eq(found(&f, f.ns, 1, 2), 0);
+    cr_assert_eq(found(&f, f.ns, 3, 4), 4);
+    cr_assert(fixture_has(&f, other, 50));
+    cr_assert_eq(tenant(&f, A).evicted, 2);
+    cr_assert_eq(tenant(&f, A).for_others, 0);
+    fixture_fini(&f);
+}
+
+Test(tenant, a_list_longer_than_the_quota_is_no_space_behind_it)
+{
+    fixture f;
+
+    fixture_init(&f, 16, 16);
+    directory_limit_tenant(f.dir, A, 4 * SLOT, 0);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 6, 0, 0), 4);
+    cr_assert_eq(f.status[3], KVS_OK);
+    cr_assert_eq(f.status[4], KVS_E_NO_SPACE);
+    cr_assert_eq(f.status[5], KVS_E_NO_SPACE);
+    cr_assert_gt(tenant(&f, A).no_space, 0);
+    directory_limit_tenant(f.dir, A, SLOT - 1, 0);
+    cr_assert_eq(fixture_store(&f, f.ns, 9, 1, 0, 0), 0, "not even one fits");
+    fixture_fini(&f);
+}
+
+Test(tenant, what_is_pinned_or_held_counts_and_stays)
+{
+    fixture f;
+
+    fixture_init(&f, 16, 16);
+    directory_limit_tenant(f.dir, A, 2 * SLOT, 0);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 2, 0, 0), 2);
+    cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(1, 1)), KVS_OK);
+    cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(2, 1)), KVS_OK);
+    cr_assert_eq(tenant(&f, A).pinned_bytes, 2 * SLOT);
+    cr_assert_eq(fixture_store(&f, f.ns, 3, 1, 0, 0), 0);
+    cr_assert_eq(f.status[0], KVS_E_NO_SPACE);
+    cr_assert_eq(directory_unpin(f.dir, f.ns, fixture_keys(2, 1)), KVS_OK);
+    cr_assert_eq(fixture_store(&f, f.ns, 3, 1, 0, 0), 1);
+    cr_assert(fixture_has(&f, f.ns, 1));
+    fixture_fini(&f);
+}
+
+Test(tenant, quota_counts_blocks_of_every_layout_and_takes_the_coldest)
+{
+    fixture f;
+    uint32_t wide;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 64 << 10, .extent_bytes = 16 << 10});
+    wide = fixture_open(&f, A, "wide", 4);
+    directory_limit_tenant(f.dir, A, 6 * SLOT, 0);
+    cr_assert_eq(fixture_store(&f, wide, 1, 2, 0, 0), 2); /* 4 slots' worth */
+    cr_assert_eq(fixture_store(&f, f.ns, 10, 2, 0, 0), 2);
+    cr_assert_eq(fixture_load(&f, wide, 1), KVS_OK);
+    cr_assert_eq(fixture_store(&f, f.ns, 20, 1, 0, 0), 1);
+    cr_assert(fixture_has(&f, wide, 1));
+    cr_assert_not(fixture_has(&f, wide, 2), "the coldest, of the other layout");
+    cr_assert_eq(found(&f, f.ns, 10, 2), 2);
+    fixture_fini(&f);
+}
+
+Test(tenant, nobody_evicts_another_below_its_floor)
+{
+    fixture f;
+    uint32_t b;
+
+    fixture_init(&f, 16, 16);
+    b = fixture_open(&f, B, "model", 2);
+    directory_limit_tenant(f.dir, B, 0, 4 * SLOT);
+    cr_assert_eq(fixture_store(&f, b, 100, 6, 0, 0), 6); /* the coldest of all from now on */
+    for (uint64_t id = 1; id <= 200; id++)
+        cr_assert_eq(fixture_store(&f, f.ns, id, 1, 0, 0), 1);
+    cr_assert_eq(tenant(&f, B).used_bytes, 4 * SLOT);
+    cr_assert_eq(found(&f, b, 100, 6), 4);
+    cr_assert_eq(tenant(&f, B).for_others, 2);
+    cr_assert_eq(tenant(&f, A).used_bytes, 12 * SLOT);
+    fixture_fini(&f);
+}
+
+Test(tenant, nobody_evicts_another_below_its_floor_by_taking_its_extent)
+{
+    fixture f;
+    uint32_t wide;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 64 << 10, .extent_bytes = 16 << 10});
+    wide = fixture_open(&f, B, "wide", 4);
+    directory_limit_tenant(f.dir, B, 0, 5 * 2 * SLOT);
+    cr_assert_eq(fixture_store(&f, wide, 100, 12, 0, 0), 12); /* three a 16 KiB extent: the whole pool */
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 30, 0, 0), 14);   /* two extents of seven */
+    cr_assert_eq(tenant(&f, B).used_bytes, 6 * 2 * SLOT, "5 must stay, 3 go at once");
+    cr_assert_eq(tenant(&f, B).evicted, 6);
+    fixture_fini(&f);
+}
+
+Test(tenant, over_their_floors_the_coldest_goes_whosever_it_is)
+{
+    fixture f;
+    uint32_t b;
+
+    fixture_init(&f, 8, 8);
+    b = fixture_open(&f, B, "model", 2);
+    cr_assert_eq(fixture_store(&f, b, 100, 4, 0, 0), 4);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 4, 0, 0), 4);
+    cr_assert_eq(fixture_store(&f, b, 200, 4, 0, 0), 4);
+    cr_assert_eq(found(&f, b, 100, 4), 0, "its own were the coldest");
+    cr_assert_eq(found(&f, f.ns, 1, 4), 4);
+    cr_assert_eq(fixture_store(&f, b, 300, 4, 0, 0), 4);
+    cr_assert_eq(found(&f, f.ns, 1, 4), 0, "then the other's");
+    cr_assert_eq(tenant(&f, A).for_others, 4);
+    fixture_fini(&f);
+}
+
+Test(tenant, below_its_floor_it_takes_from_the_others_first)
+{
+    fixture f;
+    uint32_t b;
+
+    fixture_init(&f, 8, 8);
+    b = fixture_open(&f, B, "model", 2);
+    directory_limit_tenant(f.dir, B, 0, 4 * SLOT);
+    cr_assert_eq(fixture_store(&f, b, 100, 1, 0, 0), 1);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 7, 0, 0), 7);
+    cr_assert_eq(fixture_store(&f, b, 101, 3, 0, 0), 3);
+    cr_assert_eq(found(&f, b, 100, 4), 4, "the coldest block of all stayed");
+    cr_assert_eq(tenant(&f, B).used_bytes, 4 * SLOT);
+    fixture_fini(&f);
+}
+
+Test(tenant, may_not_pin_what_the_others_were_promised)
+{
+    fixture f;
+    uint32_t b;
+    kvs_status s = KVS_OK;
+    uint64_t id;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 64 << 10, .extent_bytes = 64 << 10});
+    b = fixture_open(&f, B, "model", 2);
+    directory_limit_tenant(f.dir, B, 0, 32 << 10);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 28, 0, 0), 28);
+    for (id = 1; id <= 28 && s == KVS_OK; id++)
+        s = directory_pin(f.dir, f.ns, fixture_keys(id, 1));
+    cr_assert_eq(s, KVS_E_NO_SPACE);
+    cr_assert_leq(tenant(&f, A).pinned_bytes, 32 << 10);
+    cr_assert_gt(tenant(&f, A).pinned_bytes, (32 << 10) - SLOT);
+    cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(1, 1)), KVS_OK, "it was pinned");
+    cr_assert_eq(fixture_store(&f, b, 100, 13, 0, 0), 13, "B gets its floor whatever A does");
+    fixture_fini(&f);
+}
+
+Test(tenant, a_smaller_quota_is_reached_step_by_step)
+{
+    fixture f;
+
+    fixture_init(&f, 16, 16);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 10, 0, 0), 10);
+    directory_limit_tenant(f.dir, A, 3 * SLOT, 0);
+    while (directory_step(f.dir))
+        ;
+    cr_assert_eq(tenant(&f, A).used_bytes, 3 * SLOT);
+    cr_assert_eq(found(&f, f.ns, 1, 3), 3, "the head of the chain stays");
+    directory_limit_tenant(f.dir, A, 0, 0);
+    cr_assert_eq(tenant(&f, A).quota_bytes, UINT64_MAX);
+    cr_assert_eq(fixture_store(&f, f.ns, 4, 10, 3, 3), 10);
+    fixture_fini(&f);
+}
+
+Test(tenant, cannot_use_up_the_namespaces_and_layouts_of_the_others)
+{
+    static kvs_plane planes[KVS_MAX_PLANES];
+    static uint8_t canon[65536];
+    kvs_status s = KVS_OK;
+    kvs_err err = {0};
+    fixture f;
+    uint32_t n = 0;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 1 << 20, .extent_bytes = 1 << 20});
+    for (uint32_t layers = 3; s == KVS_OK && layers < 400; layers++) {
+        kvs_namespace desc;
+        size_t len = 0;
+        uint32_t ns;
+
+        cr_assert_eq(kvs_namespace_mla("m", "w", KVS_FORMAT_mla_bf16, layers, 1, planes, &desc, &err), KVS_OK);
+        cr_assert_eq(kvs_namespace_encode(&desc, canon, sizeof canon, &len, &err), KVS_OK);
+        s = directory_open(f.dir, A, canon, len, &ns, &err);
+        n += s == KVS_OK;
+    }
+    cr_assert_eq(s, KVS_E_LIMIT);
+    cr_assert_eq(n, POOL_MAX_LAYOUTS / FIXTURE_TENANTS - 1, "with the fixture's own");
+    (void)fixture_open(&f, B, "m", 401);
+    (void)fixture_open(&f, A, "another model", 401); /* a layout that is there */
+    for (s = KVS_OK, n = 0; s == KVS_OK && n < DIRECTORY_MAX_NAMESPACES; n++) {
+        kvs_namespace desc;
+        size_t len = 0;
+        uint32_t ns;
+        char model[16];
+
+        (void)snprintf(model, sizeof model, "m%u", n);
+        cr_assert_eq(kvs_namespace_mla(model, "w", KVS_FORMAT_mla_bf16, 2, 1, planes, &desc, &err), KVS_OK);
+        cr_assert_eq(kvs_namespace_encode(&desc, canon, sizeof canon, &len, &err), KVS_OK);
+        s = directory_open(f.dir, A, canon, len, &ns, &err);
+    }
+    cr_assert_eq(s, KVS_E_LIMIT);
+    cr_assert_eq(tenant(&f, A).n_namespaces, DIRECTORY_MAX_NAMESPACES / FIXTURE_TENANTS);
+    (void)fixture_open(&f, B, "b", 2);
+    cr_assert_eq(directory_open(f.dir, FIXTURE_TENANTS, canon, 1, &n, &err), KVS_E_DENIED);
+    fixture_fini(&f);
+}

@@ -160,9 +160,8 @@ static void put_device(const device *d, json_writer *w)
     device_about about = {0};
 
     json_put_string(w, "device", d->ops->name);
-    if (!d->ops->about)
-        return;
-    d->ops->about(d, &about);
+    if (d->ops->about)
+        d->ops->about(d, &about);
     json_put_string(w, "device_name", about.name);
     json_put_hex(w, "device_uuid", about.uuid, sizeof(about.uuid));
     json_put_u64(w, "device_bytes", about.total_bytes);

@@ -321,7 +321,7 @@ static kvs_status ask_card(const private_daemon *d, char card[64], kvs_err *err)
     if (s == KVS_OK) {
         const json_node *name = json_member(json_root(doc), "device_name");
 
-        if (name != NULL)
+        if (name != NULL && json_string(name)[0] != '\0')
             (void)snprintf(card, 64, "%.63s", json_string(name));
         else
             s = kvs_fail(err, KVS_E_UNSUPPORTED, "the daemon works without a GPU here");

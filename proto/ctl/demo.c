@@ -649,7 +649,8 @@ static const char *device_of(const private_daemon *d)
         const json_node *card = json_member(json_root(doc), "device_name");
 
         if (kind != NULL)
-            (void)snprintf(name, sizeof name, "%.20s%s%.64s", json_string(kind), card != NULL ? ", " : "",
+            (void)snprintf(name, sizeof name, "%.20s%s%.64s", json_string(kind),
+                           card != NULL && json_string(card)[0] != '\0' ? ", " : "",
                            card != NULL ? json_string(card) : "");
     }
     json_destroy(doc);

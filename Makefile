@@ -41,7 +41,7 @@ SUPPORT := $(call objects,$(call sources,tests/support))
 # Archives, so that a test links what it uses and no more.
 LIB_DAEMON := $(BUILD)/libdaemon.a $(BUILD)/libkernels.a $(BUILD)/libconfig.a $(BUILD)/libproto.a
 LIB_CLIENT := $(BUILD)/libkvstride.a
-DAEMON_LIBS := -luv -lcjson -lcrypto -lxxhash -lsystemd -lm $(CUDA_LIBS)
+DAEMON_LIBS := -luv -lcjson -lcrypto -lxxhash -lsystemd -lmicrohttpd -lm $(CUDA_LIBS)
 CLIENT_LIBS := -lcrypto -lm
 SO := libkvstride.so.0
 
@@ -128,7 +128,7 @@ demo: all
 	$(BUILD)/kvstridectl demo
 run: all
 	$(BUILD)/kvstrided $(if $(CONFIG_FILE),--config $(CONFIG_FILE)) --socket $(CURDIR)/build/kvstrided.sock \
-	    --admin-socket $(CURDIR)/build/admin.sock
+	    --admin-socket $(CURDIR)/build/admin.sock --set metrics.path=$(CURDIR)/build/metrics.sock
 
 # ---- proof --------------------------------------------------------------------------------------------------
 # Under SAN=thread only the race programs: Criterion's runner does not survive that sanitizer.

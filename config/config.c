@@ -176,10 +176,24 @@ static kvs_status check_order(const char *low_key, int64_t low, const char *high
                     high_key, high, unit);
 }
 
+static kvs_status check_paths(const config *c, kvs_err *err)
+{
+    const struct {
+        const char *key, *path;
+    } all[] = {{"socket.path", c->socket_path}, {"admin.path", c->admin_path}, {"metrics.path", c->metrics_path}};
+    char shown[JSON_QUOTED_BYTES];
+
+    for (size_t i = 1; i < sizeof all / sizeof all[0]; i++)
+        for (size_t k = 0; k < i; k++)
+            if (config_same_path(all[i].path, all[k].path))
+                return kvs_fail(err, KVS_E_CONFIG, "%s: the same as %s, %s; they must differ", all[i].key, all[k].key,
+                                json_quote(shown, all[i].path));
+    return KVS_OK;
+}
+
 kvs_status config_check(const config *c, kvs_err *err)
 {
     const int64_t extent = c->pool_extent_bytes;
-    char shown[JSON_QUOTED_BYTES];
     kvs_status st;
 
     st = check_order("deadline.default_ms", c->default_deadline_ms, "deadline.max_ms", c->max_deadline_ms, "ms", err);
@@ -191,11 +205,13 @@ kvs_status config_check(const config *c, kvs_err *err)
                          err);
     if (st == KVS_OK)
         st = check_order("pool.extent_bytes", extent, "pool.max_bytes", c->pool_max_bytes, "bytes", err);
+    if (st == KVS_OK && c->pool_reserve_bytes != 0)
+        st =
+            check_order("pool.max_bytes", c->pool_max_bytes, "pool.reserve_bytes", c->pool_reserve_bytes, "bytes", err);
     if (st == KVS_OK && extent != 0 && extent < CONFIG_KIB(4))
         st = kvs_fail(err, KVS_E_CONFIG, "pool.extent_bytes: %" PRId64 " bytes; must be 0 or at least 4096", extent);
-    if (st == KVS_OK && config_same_path(c->socket_path, c->admin_path))
-        st = kvs_fail(err, KVS_E_CONFIG, "admin.path: the same as socket.path, %s; they must differ",
-                      json_quote(shown, c->admin_path));
+    if (st == KVS_OK)
+        st = check_paths(c, err);
     if (st == KVS_OK)
         st = tenants_check(c, err);
     return st;

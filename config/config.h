@@ -42,8 +42,10 @@ enum {
     MODE(socket_mode, "socket.mode", 0660, false, "file mode of the engines' socket")                                  \
     PATH(admin_path, "admin.path", "/run/kvstrided/admin.sock", false,                                                 \
          "socket for kvstridectl and admin operations; its mode is always 0600")                                       \
-    SIZE(pool_max_bytes, "pool.max_bytes", CONFIG_GIB(1), CONFIG_KIB(4), CONFIG_GIB(4095), false,                      \
+    SIZE(pool_max_bytes, "pool.max_bytes", CONFIG_GIB(1), CONFIG_KIB(4), CONFIG_GIB(4095), true,                       \
          "host memory of the pool, in all; rounded down to whole extents")                                             \
+    SIZE(pool_reserve_bytes, "pool.reserve_bytes", 0, 0, CONFIG_GIB(4095), false,                                      \
+         "address space, up to which pool.max_bytes may grow by a reload; 0 = four times pool.max_bytes")              \
     SIZE(pool_extent_bytes, "pool.extent_bytes", 0, 0, CONFIG_GIB(1), false,                                           \
          "memory that belongs to one layout at a time; 0 = an eighth of the pool, 64MiB..256MiB")                      \
     INT(pool_max_slots, "pool.max_slots", 0, 0, 4294967294, "blocks", false,                                           \
@@ -85,6 +87,11 @@ enum {
         "longest life of a lease; longer ones are cut to it")                                                          \
     INT(lease_max_percent, "lease.max_percent", 50, 0, 100, "% of the pool", true,                                     \
         "bytes that the leases of one tenant may hold")                                                                \
+    BOOL(metrics_enabled, "metrics.enabled", true, false, "serve metrics, health and a status page over HTTP")         \
+    PATH(metrics_path, "metrics.path", "/run/kvstrided/metrics.sock", false, "socket for them")                        \
+    MODE(metrics_mode, "metrics.mode", 0660, false, "file mode of that socket")                                        \
+    INT(metrics_port, "metrics.port", 0, 0, 65535, "", false,                                                          \
+        "TCP port for them on 127.0.0.1 and ::1 besides; 0 = none")                                                    \
     INT(drain_timeout_ms, "drain.timeout_ms", 10000, 0, 3600000, "ms", true,                                           \
         "on SIGTERM, how long copies in flight may take to finish")                                                    \
     WORD(log_level, "log.level", "info", "error|warn|info|debug", true, "least severe line that is logged")

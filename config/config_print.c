@@ -142,7 +142,7 @@ static void print_range(const option *o, FILE *to)
         fputs("`\"0000\"`..`\"0777\"`", to);
         return;
     case OPTION_PATH:
-        fprintf(to, "%sabsolute, 1..%d bytes", option_may_be_none(o) ? "none, or " : "", (int)OPTION_PATH_MAX);
+        fprintf(to, "%sabsolute, 1..%d bytes", o->min == 0 ? "none, or " : "", (int)OPTION_PATH_MAX);
         return;
     case OPTION_NAME:
         fprintf(to, "1..%" PRId64 " of `a-z0-9_-`", o->max);
@@ -161,7 +161,7 @@ static void print_row(const option *o, const void *base, const char *prefix, FIL
     const char *def = option_format(text, base, o);
 
     fprintf(to, "| `%s%s` | %s | ", prefix, *prefix != '\0' ? option_name(o) : o->key, KINDS[o->kind]);
-    fprintf(to, *def != '\0' ? "`%s` | " : option_may_be_none(o) ? "%snone | " : "%srequired | ", def);
+    fprintf(to, *def != '\0' ? "`%s` | " : o->min == 0 ? "%snone | " : "%srequired | ", def);
     print_range(o, to);
     fprintf(to, " | %s | %s | %s |\n", o->unit, o->reloadable ? "yes" : "restart", o->help);
 }
@@ -250,7 +250,7 @@ static void put_rule(json_writer *w, const option *o)
         json_put_string(w, "type", "boolean");
         return;
     case OPTION_PATH:
-        put_string_rule(w, option_may_be_none(o) ? "^(/(.*[^/]))?$" : "^/(.*[^/])$");
+        put_string_rule(w, o->min == 0 ? "^(/(.*[^/]))?$" : "^/(.*[^/])$");
         json_put_i64(w, "maxLength", OPTION_PATH_MAX);
         return;
     case OPTION_WORD:

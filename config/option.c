@@ -10,6 +10,7 @@
 #define ROW_PATH(f, k, d, r, h)           {k, OPTION_PATH, AT(f), 0, sizeof(d) > 1, OPTION_PATH_MAX, d, "", NULL, r, h},
 #define ROW_WORD(f, k, d, c, r, h)        {k, OPTION_WORD, AT(f), 0, 0, 0, d, "", c, r, h},
 #define ROW_MODE(f, k, d, r, h)           {k, OPTION_MODE, AT(f), d, 0, 0777, NULL, "", NULL, r, h},
+#define ROW_SOCKET(f, k, d, r, h)         {k, OPTION_PATH, AT(f), 0, 1, OPTION_PATH_MAX, d, "", NULL, r, h},
 #define ROW_NAME(f, k, r, h)              {k, OPTION_NAME, AT(f), 0, 1, CONFIG_NAME_BYTES - 1, "", "", NULL, r, h},
 #define ROW_UIDS(f, k, r, h)              {k, OPTION_UIDS, AT(f), 0, 0, UINT32_MAX - 1, NULL, "", NULL, r, h},
 #define ROW_FLAGS(f, k, d, c, r, h)       {k, OPTION_FLAGS, AT(f), d, 0, d, NULL, "", c, r, h},
@@ -20,7 +21,7 @@ const size_t N_OPTIONS = sizeof OPTIONS / sizeof *OPTIONS;
 #undef AT
 #define AT(f) offsetof(config_tenant, f), sizeof(((config_tenant *)0)->f)
 const option TENANT_OPTIONS[] = {
-    CONFIG_TENANT_OPTIONS(ROW_NAME, ROW_PATH, ROW_MODE, ROW_UIDS, ROW_FLAGS, ROW_SIZE, ROW_INT)};
+    CONFIG_TENANT_OPTIONS(ROW_NAME, ROW_SOCKET, ROW_MODE, ROW_UIDS, ROW_FLAGS, ROW_SIZE, ROW_INT)};
 const size_t N_TENANT_OPTIONS = sizeof TENANT_OPTIONS / sizeof *TENANT_OPTIONS;
 
 int64_t option_number(const void *base, const option *o)
@@ -76,11 +77,6 @@ void option_set_default(void *base, const option *o)
         memset((char *)base + o->offset, 0, o->bytes);
     else
         option_set_number(base, o, o->def);
-}
-
-bool option_may_be_none(const option *o)
-{
-    return o->kind == OPTION_PATH && o->def_text[0] == '\0' && o >= OPTIONS && o < OPTIONS + N_OPTIONS;
 }
 
 bool option_equal(const void *a, const void *b, const option *o)

@@ -49,7 +49,6 @@ const config_uids *option_uids(const void *base, const option *o); /* uids */
 void option_set_number(void *base, const option *o, int64_t v);
 void option_set_string(void *base, const option *o, const char *v);
 void option_set_default(void *base, const option *o);
-bool option_may_be_none(const option *o); /* path: no path is a choice */
 bool option_equal(const void *a, const void *b, const option *o);
 void option_copy(void *to, const void *from, const option *o);
 

@@ -152,6 +152,8 @@ static kvs_status check_path(const config *c, uint32_t i, kvs_err *err)
 
     if (config_same_path(t->path, c->socket_path))
         other = "socket.path";
+    else if (config_same_path(t->path, c->metrics_path))
+        other = "metrics.path";
     else if (config_same_path(t->path, c->admin_path))
         other = "admin.path";
     for (uint32_t k = 1; k < i && other == NULL; k++)

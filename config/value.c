@@ -150,7 +150,7 @@ static kvs_status set_path(void *base, const option *o, const json_node *v, kvs_
         return wrong_type(o, v, "a path", err);
     (void)json_quote(shown, text);
     len = strlen(text);
-    if (len == 0 && option_may_be_none(o)) { /* none is a choice */
+    if (len == 0 && o->min == 0) { /* none is a choice */
         option_set_string(base, o, text);
         return KVS_OK;
     }

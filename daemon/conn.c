@@ -190,6 +190,8 @@ static void drop(conn *c, const char *reason, const kvs_err *err)
         return;
     }
     c->host->n_dropped++;
+    if (c->host->edge != NULL)
+        metrics_count(&c->host->edge->dropped, reason, 1);
     log_event(LOG_LEVEL_WARN, "client_dropped", " reason=%s conn=%d uid=%u pid=%d in_flight=%u unsent_bytes=%zu%s%s",
               reason, c->fd, (unsigned)c->info.uid, (int)c->info.pid, c->peer != NULL ? peer_in_flight(c->peer) : 0,
               c->out_bytes, err != NULL ? " msg=" : "",
@@ -513,6 +515,8 @@ kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
         conn_close(c);
         return s;
     }
+    if (h->edge != NULL && info->denied == NULL)
+        *(info->is_admin ? &h->edge->accepted_admins : &h->edge->accepted_clients) += 1;
     watch_process(c);
     watch(c);
     wait_until(h, c->opened_us + ms(h->config->frame_timeout_ms));

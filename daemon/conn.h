@@ -22,6 +22,7 @@
 
 #include "config/config.h"
 #include "daemon/mailbox.h"
+#include "daemon/metrics.h"
 #include "daemon/request.h"
 
 enum { CONN_TURN_BYTES = 1 << 20 };
@@ -33,6 +34,7 @@ typedef struct conn_host { /* filled by the holder, whose handles drive the thre
     core *core;
     mailbox *mailbox;
     const config *config; /* read at every use: a reload may change it */
+    metrics_edge *edge;   /* or NULL */
     /* ---- kept by conn.c ---- */
     conn *all;       /* every connection that has memory */
     conn *later;     /* those with something to do on the next turn */

@@ -1,5 +1,6 @@
 #include "daemon/core.h"
 
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -91,6 +92,7 @@ static void grow_run(pinner_task *t)
 }
 
 static void grow_next(core *c);
+static void resize_next(core *c);
 
 static void grow_failed(core *c)
 {
@@ -109,6 +111,7 @@ static void grow_done(work *w)
     c->is_growing = false;
     if (c->grow_err.status != KVS_OK) {
         grow_failed(c);
+        resize_next(c);
         return;
     }
     pieces = realloc(c->pieces, (c->n_pieces + 1) * sizeof(*pieces));
@@ -121,12 +124,13 @@ static void grow_done(work *w)
     c->pieces = pieces;
     c->pieces[c->n_pieces++] = c->growing;
     pool_piece_usable(c->pool);
+    resize_next(c);
     grow_next(c);
 }
 
 static void grow_next(core *c)
 {
-    if (c->stopped || c->is_growing || c->grow_failed ||
+    if (c->stopped || c->is_growing || c->is_dropping || c->grow_failed ||
         !pool_next_piece(c->pool, &c->growing.address, &c->growing.bytes))
         return;
     c->is_growing = true;
@@ -134,6 +138,81 @@ static void grow_next(core *c)
     c->grow.run = grow_run;
     c->grow.work.on_done = grow_done;
     pinner_submit(c->pinner, &c->grow, false);
+}
+
+/* ---- the pool gets another size ---- */
+
+static void drop_run(pinner_task *t)
+{
+    core *c = (core *)(void *)((uint8_t *)t - offsetof(core, drop));
+    uint8_t *base = c->pieces[0].address; /* the first piece is the start of the arena, and is never dropped */
+
+    c->dev->ops->host_unregister(c->dev, c->dropping.address, c->dropping.bytes);
+    (void)fallocate(pool_arena_fd(c->pool), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    (uint8_t *)c->dropping.address - base, (off_t)c->dropping.bytes);
+}
+
+static void drop_done(work *w)
+{
+    core *c = (core *)(void *)((uint8_t *)w - offsetof(core, drop));
+
+    c->is_dropping = false;
+    log_event(LOG_LEVEL_INFO, "arena_piece_dropped", " bytes=%" PRIu64 " pieces=%u", c->dropping.bytes, c->n_pieces);
+    resize_next(c);
+    grow_next(c);
+}
+
+/* Give back the last piece, once nothing of it is in use. */
+static void drop_next(core *c)
+{
+    pool_bytes b;
+
+    if (c->n_pieces < 2)
+        return;
+    pool_get_bytes(c->pool, &b);
+    c->dropping = c->pieces[c->n_pieces - 1];
+    if (!pool_drop_piece(c->pool, c->dropping.bytes, &c->dropping.address)) {
+        c->shrinks = b.giving_up > 0;
+        return;
+    }
+    c->n_pieces--;
+    c->is_dropping = true;
+    c->drop.run = drop_run;
+    c->drop.work.on_done = drop_done;
+    pinner_submit(c->pinner, &c->drop, false);
+}
+
+static void resize_next(core *c)
+{
+    kvs_err err;
+
+    if (c->is_growing || c->is_dropping || c->stopped)
+        return; /* what ends then comes here again */
+    if (c->resize_due) {
+        c->resize_due = false;
+        if (pool_resize(c->pool, (uint64_t)c->config->pool_max_bytes, &err) != KVS_OK) {
+            log_event(LOG_LEVEL_ERROR, "pool_not_resized", " reason=\"%s\"", err.msg); /* see core_check_config */
+            return;
+        }
+        directory_resized(c->dir);
+        c->shrinks = c->step_due = true;
+    }
+    if (c->shrinks)
+        drop_next(c);
+}
+
+kvs_status core_check_config(const core *c, const config *next, kvs_err *err)
+{
+    uint64_t most = pool_reserved(c->pool), least = pool_extent_bytes(c->pool), want = (uint64_t)next->pool_max_bytes;
+
+    if (want == (uint64_t)c->config->pool_max_bytes)
+        return KVS_OK;
+    if (want < least || want > most)
+        return kvs_fail(err, KVS_E_CONFIG,
+                        "pool.max_bytes: %" PRIu64 " bytes take a restart; %" PRIu64 "..%" PRIu64
+                        " do not (an extent, and what was reserved: pool.reserve_bytes)",
+                        want, least, most);
+    return KVS_OK;
 }
 
 /* ---- life ---- */
@@ -198,11 +277,17 @@ static void log_adoption(const core *c)
                   d.refused - a->torn - a->no_sum);
 }
 
+static uint64_t reserve_bytes(const config *c)
+{
+    return c->pool_reserve_bytes != 0 ? (uint64_t)c->pool_reserve_bytes : 4 * (uint64_t)c->pool_max_bytes;
+}
+
 static kvs_status make_pool(core *c, persist *memory, kvs_err *err)
 {
     pool_config pc = {.max_bytes = (uint64_t)c->config->pool_max_bytes,
                       .extent_bytes = (uint64_t)c->config->pool_extent_bytes,
                       .max_slots = (uint32_t)c->config->pool_max_slots,
+                      .reserve_bytes = reserve_bytes(c->config),
                       .memory = memory};
     directory_config dc = {.evict = &evict_lru,
                            .n_tenants = c->config->n_tenants,
@@ -268,6 +353,9 @@ void core_configured(core *c)
 {
     limit_tenants(c);
     c->step_due = true; /* somebody may be above a quota now */
+    c->resize_due = true;
+    resize_next(c);
+    grow_next(c);
 }
 
 kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sink, uint64_t now_us, kvs_err *err)
@@ -303,6 +391,7 @@ kvs_status core_create_on(core **ret, const config *cfg, device *dev, work_sink 
         return s;
     }
     limit_tenants(c);
+    c->step_due = pool_adopted(c->pool)->adopted; /* what came back may be above a quota that was lowered meanwhile */
     grow_next(c);
     *ret = c;
     return KVS_OK;
@@ -339,6 +428,11 @@ void core_destroy(core *c)
     free(c->pieces);
     free(c->due);
     free(c);
+}
+
+void core_set_edge(core *c, const struct metrics_edge *e)
+{
+    c->edge = e;
 }
 
 /* A job that waits for a counter could wait for as long as its client likes: what has not begun is given up now. */
@@ -533,6 +627,8 @@ static void send_events(peer *p)
 
 void core_rest(core *c)
 {
+    if (c->shrinks)
+        resize_next(c);
     if (c->n_events == 0)
         return;
     for (peer *p = c->peers; p; p = p->next)

@@ -18,6 +18,7 @@
 
 #include "daemon/decoder.h"
 #include "daemon/directory.h"
+#include "daemon/metrics.h"
 #include "daemon/mover.h"
 #include "daemon/pinner.h"
 #include "daemon/pool.h"
@@ -85,6 +86,7 @@ struct request {
     peer *peer;
     const op_row *row;
     uint64_t id, deadline_us; /* absolute */
+    uint64_t came_ns;         /* for the latency, on the real clock */
     uint64_t cost_bytes;      /* drawn on the peer's credit */
     reply *reply;             /* reserved; NULL once sent */
     size_t room;              /* payload bytes it can take */
@@ -230,6 +232,7 @@ struct core {
     region *regions;
     uint32_t next_region, n_regions;
     uint64_t region_bytes; /* daemon regions, those being made and unmapped included */
+    uint64_t import_bytes; /* of all peers */
     uint32_t n_requests;   /* out */
     uint32_t n_tasks;      /* on the pinner, but for the arena's growth */
     request **due;         /* heap by deadline */
@@ -239,10 +242,15 @@ struct core {
     core_piece growing, *pieces; /* registered */
     uint32_t n_pieces;
     bool is_growing, grow_failed;
+    pinner_task drop; /* of a piece above the pool's size */
+    core_piece dropping;
+    bool is_dropping, shrinks; /* shrinks: pieces may be left to drop */
+    bool resize_due;           /* the config has another size than the pool */
     kvs_err grow_err;
     core_event events[CORE_EVENT_BATCH];
     uint32_t n_events, n_watchers;
-    uint64_t n_answered;
+    metrics_counts counts;
+    const metrics_edge *edge; /* borrowed, or NULL */
 };
 
 /* Every way into the core from outside ends with this: events go out. */

@@ -21,7 +21,7 @@ kvs_status directory_create(directory **ret, const directory_config *c, kvs_err 
     d->ud = c->ud;
     d->tenant_name = c->tenant_name;
     d->tenant_find = c->tenant_find;
-    d->emptying = POOL_NONE;
+    d->emptying = d->give_up = POOL_NONE;
     d->n_tenants = c->n_tenants > 0 ? c->n_tenants : 1;
     d->extents = calloc(pool_n_extents(c->pool), sizeof *d->extents);
     d->tenants = calloc(d->n_tenants, sizeof *d->tenants);
@@ -308,9 +308,16 @@ uint32_t directory_lookup(directory *d, uint32_t ns, const uint8_t *keys, uint32
     }
     d->stats.hits += hits;
     d->stats.misses += n - hits;
+    d->ns[ns]->pub.counts.hits += hits;
+    d->ns[ns]->pub.counts.misses += n - hits;
     d->tenants[tenant_of(d, ns)].pub.hits += hits;
     d->tenants[tenant_of(d, ns)].pub.misses += n - hits;
     return hits;
+}
+
+enum wire_key_state directory_state(const directory *d, uint32_t ns, const uint8_t key[32])
+{
+    return (enum wire_key_state)key_state(d, directory_find(d, ns, key));
 }
 
 /* ---- use ---- */

@@ -68,12 +68,19 @@ void directory_get_tenant(const directory *d, uint32_t tenant, directory_tenant 
 
 /* ---- namespaces: numbers are never reused while the daemon lives ---- */
 enum { DIRECTORY_MAX_NAMESPACES = TABLE_MAX_NS };
+/* Since the start, in blocks.  hits: leading ready keys of LOOKUP lists, misses: the others. */
+typedef struct directory_counts {
+    uint64_t hits, misses, stored, exists, no_space;
+    uint64_t adopted;                   /* from an earlier life */
+    uint64_t evicted, dropped, rebound; /* what went, by cause; dropped: by DROP or RESET, or unreadable */
+} directory_counts;
 typedef struct directory_ns {
     uint32_t tenant, layout;
     uint64_t slot_bytes;
     kvs_namespace desc; /* planes owned by the directory */
     uint8_t digest[32];
-    uint64_t n_ready;
+    uint64_t n_ready, n_pinned, n_leased;
+    directory_counts counts;
 } directory_ns;
 /* Find or add by tenant and whole canonical description (compared, not only its digest). */
 kvs_status directory_open(directory *d, uint32_t tenant, const uint8_t *canon, size_t len, uint32_t *ret, kvs_err *err);
@@ -83,6 +90,9 @@ uint32_t directory_n_namespaces(const directory *d); /* numbers are below it; so
 /* ---- finding ---- */
 /* keys: [n][32].  states: [n] enum wire_key_state, or NULL.  Returns the number of leading READY ones.  Prefetches. */
 uint32_t directory_lookup(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, uint8_t *states);
+
+/* The same of one key, and no lookup: it counts as neither hit nor miss. */
+enum wire_key_state directory_state(const directory *d, uint32_t ns, const uint8_t key[32]);
 
 /* ---- reading: hold, copy, let go ---- */
 /* Hold each ready key; status[i] KVS_OK and slot[i], or E_NOT_FOUND / E_BUSY (writing).  Renews recency. */
@@ -147,7 +157,7 @@ void directory_reset(directory *d, uint32_t tenant, uint32_t ns, bool pinned_too
 /* ---- watching ---- */
 typedef struct directory_stats {
     uint64_t n_ready, n_pinned, n_leased, n_held, n_leases, leased_bytes, pinned_bytes, evictable;
-    /* since the start, in blocks; hits: leading ready keys of LOOKUP lists, misses: the others */
+    /* directory_counts of all namespaces, summed by themselves */
     uint64_t hits, misses, stored, exists, evicted, dropped, rebound, no_space;
     uint64_t adopted, refused; /* blocks of an earlier life that came back, and that could not */
     uint64_t unverified;       /* adopted, resident, and not loaded yet */
@@ -177,6 +187,9 @@ typedef struct directory_key_info {
  * the end.  ns: WIRE_NONE32 = all. */
 uint64_t directory_each_key(const directory *d, uint32_t ns, uint64_t cursor, uint32_t limit,
                             void (*f)(void *ud, const directory_key_info *k), void *ud);
+
+/* The pool has got another size: what is above it is closed now, and emptied by directory_step and as it is let go. */
+void directory_resized(directory *d);
 
 /* Work that may be spread: closing extents are emptied a few thousand slots at a time.  True: call again soon. */
 bool directory_step(directory *d);

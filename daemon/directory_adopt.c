@@ -113,6 +113,7 @@ static bool adopt_row(directory *d, pool_slot s)
     d->stats.evictable++;
     d->stats.unverified++;
     d->stats.adopted++;
+    d->ns[r->ns]->pub.counts.adopted++;
     return true;
 }
 

@@ -55,7 +55,6 @@ typedef struct ns_entry {
     uint8_t *canon;
     size_t canon_len;
     kvs_plane *planes;
-    uint64_t n_pinned, n_leased; /* slots */
 } ns_entry;
 
 typedef struct tenant_entry {
@@ -68,11 +67,12 @@ typedef struct lease {
     uint8_t id[16];
     uint64_t owner, created_us, ends_us, bytes;
     uint32_t tenant, n_ns, n_leased, loads_left;
-    uint32_t heap_at;     /* place in directory.leases */
-    struct lease *next;   /* same bucket */
-    struct lease *ending; /* scratch: to be ended together */
-    uint32_t *ns;         /* [n_ns], behind the slots */
-    pool_slot slots[];    /* [n_ns][n_leased] */
+    uint32_t heap_at;            /* place in directory.leases */
+    struct lease *next;          /* same bucket */
+    struct lease *ending;        /* scratch: to be ended together */
+    struct lease *older, *newer; /* all, in the order in which they were made */
+    uint32_t *ns;                /* [n_ns], behind the slots */
+    pool_slot slots[];           /* [n_ns][n_leased] */
 } lease;
 
 typedef struct lease_set {
@@ -80,6 +80,7 @@ typedef struct lease_set {
     uint32_t n, cap;
     lease **buckets; /* by id */
     uint32_t n_buckets;
+    lease *oldest, *newest;
     uint64_t memory;
 } lease_set;
 
@@ -105,7 +106,10 @@ struct directory {
     uint64_t stamp;    /* of the latest use */
     uint32_t emptying; /* extent that directory_step empties, or POOL_NONE */
     uint32_t empty_at; /* next row of it */
-    pool_slot *chain;  /* [CHAIN_MAX], scratch of one admit */
+    uint32_t
+        give_up; /* after a change of the pool's size: the next extent that directory_step looks at, or POOL_NONE */
+    uint32_t give_at; /* next row of it */
+    pool_slot *chain; /* [CHAIN_MAX], scratch of one admit */
     uint64_t ns_memory;
     /* n_ready .. evictable and the event counters are kept here; the rest is filled in by directory_get_stats
      */

@@ -35,6 +35,21 @@ static void release_slot(directory *d, pool_slot s)
     directory_free_slot(d, s);
 }
 
+/* NONE: by a reset that is told as one event. */
+static void count_removed(directory *d, directory_counts *of_ns, uint32_t cause)
+{
+    if (cause == WIRE_CAUSE_EVICTED) {
+        d->stats.evicted++;
+        of_ns->evicted++;
+    } else if (cause == WIRE_CAUSE_REBOUND) {
+        d->stats.rebound++;
+        of_ns->rebound++;
+    } else {
+        d->stats.dropped++;
+        of_ns->dropped++;
+    }
+}
+
 void directory_take_away(directory *d, pool_slot s, uint32_t cause)
 {
     const pool_row *r = pool_row_of(d->pool, s);
@@ -44,15 +59,11 @@ void directory_take_away(directory *d, pool_slot s, uint32_t cause)
     forget_key(d, s, r);
     d->ns[r->ns]->pub.n_ready--;
     d->stats.n_ready--;
-    d->stats.evicted += cause == WIRE_CAUSE_EVICTED;
+    count_removed(d, &d->ns[r->ns]->pub.counts, cause);
     payer_of(d, s)->pub.evicted += cause == WIRE_CAUSE_EVICTED || cause == WIRE_CAUSE_REBOUND;
-    d->stats.dropped += cause == WIRE_CAUSE_DROPPED;
-    d->stats.rebound += cause == WIRE_CAUSE_REBOUND;
     extent_of(d, s)->n_ready--;
     if (cause != WIRE_CAUSE_NONE)
         directory_emit(d, WIRE_EVENT_REMOVED, cause, r);
-    else
-        d->stats.dropped++;   /* by a reset that is told as one event */
     directory_verified(d, s); /* nobody will ask any more */
     if (i->holds > 0) {
         pool_drain(d->pool, s); /* busy before and after */
@@ -353,6 +364,7 @@ static kvs_status admit_new(directory *d, admission *a, uint32_t depth, const ui
     if (s != KVS_OK) {
         a->full = true;
         d->stats.no_space++;
+        d->ns[a->ns]->pub.counts.no_space++;
         d->tenants[a->tenant].pub.no_space++;
         return s;
     }
@@ -380,6 +392,7 @@ static kvs_status admit_one(directory *d, admission *a, uint32_t depth, const ui
     if (pool_row_of(d->pool, *slot)->state != POOL_READY)
         return KVS_E_BUSY;
     d->stats.exists++;
+    d->ns[a->ns]->pub.counts.exists++;
     return KVS_E_EXISTS;
 }
 
@@ -449,6 +462,7 @@ kvs_status directory_commit(directory *d, pool_slot s, uint64_t checksum)
     pool_commit(d->pool, s, checksum);
     directory_became_ready(d, s);
     d->stats.stored++;
+    d->ns[r->ns]->pub.counts.stored++;
     d->tenants[d->ns[r->ns]->pub.tenant].pub.stored++;
     directory_emit(d, WIRE_EVENT_STORED, WIRE_CAUSE_NONE, r);
     directory_change_end(d, s, true); /* writing was busy, ready is not */
@@ -484,8 +498,45 @@ void directory_settle(directory *d, pool_slot s)
         directory_unhold(d, s);
 }
 
+void directory_resized(directory *d)
+{
+    uint32_t from = pool_n_allowed(d->pool);
+    bool closing;
+
+    for (uint32_t e = from; e < pool_n_extents(d->pool); e++)
+        if (pool_extent_layout(d->pool, e, NULL, NULL, &closing) != POOL_NONE && !closing)
+            directory_close_extent(d, e);
+    /* All that are closing: if the pool is larger again, those that were to be given up are wanted back empty. */
+    d->give_up = d->give_at = 0;
+}
+
+static bool is_closing_extent(const directory *d, uint32_t e)
+{
+    bool closing = false;
+
+    return pool_extent_layout(d->pool, e, NULL, NULL, &closing) != POOL_NONE && closing;
+}
+
+/* A few thousand rows of one extent that is closing.  What is busy goes when it no longer is. */
+static void give_up_some(directory *d)
+{
+    uint32_t n = pool_n_extents(d->pool), e = d->give_up;
+
+    while (e < n && (!is_closing_extent(d, e) || d->give_at >= pool_extent_used(d->pool, e))) {
+        e++;
+        d->give_at = 0;
+    }
+    d->give_up = e < n ? e : POOL_NONE;
+    if (e == n)
+        return;
+    directory_empty_rows(d, e, d->give_at, d->give_at + EMPTY_STEP);
+    d->give_at += EMPTY_STEP;
+}
+
 bool directory_step(directory *d)
 {
+    if (d->give_up != POOL_NONE)
+        give_up_some(d);
     if (d->emptying != POOL_NONE) {
         uint32_t e = d->emptying, from = d->empty_at;
         bool closing;
@@ -499,5 +550,6 @@ bool directory_step(directory *d)
             d->emptying = POOL_NONE; /* blocks that are busy now go when they no longer are */
     }
     d->over_quota = d->over_quota && directory_trim(d, EMPTY_STEP);
-    return key_table_step(&d->table, EMPTY_STEP) || d->emptying != POOL_NONE || d->over_quota;
+    return key_table_step(&d->table, EMPTY_STEP) || d->emptying != POOL_NONE || d->over_quota ||
+           d->give_up != POOL_NONE;
 }

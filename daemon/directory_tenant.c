@@ -179,8 +179,8 @@ kvs_status directory_check_tenants(const directory *d, kvs_err *err)
     for (uint32_t i = 0; i < d->n_ns && s == KVS_OK; i++) {
         if (d->ns[i] == NULL)
             continue;
-        sums[tenant_of(d, i)].pub.pinned_bytes += d->ns[i]->n_pinned * d->ns[i]->pub.slot_bytes;
-        sums[tenant_of(d, i)].pub.leased_bytes += d->ns[i]->n_leased * d->ns[i]->pub.slot_bytes;
+        sums[tenant_of(d, i)].pub.pinned_bytes += d->ns[i]->pub.n_pinned * d->ns[i]->pub.slot_bytes;
+        sums[tenant_of(d, i)].pub.leased_bytes += d->ns[i]->pub.n_leased * d->ns[i]->pub.slot_bytes;
     }
     if (s == KVS_OK)
         s = check_sums(d, sums, err);

@@ -18,12 +18,8 @@ void directory_get_stats(const directory *d, uint64_t now_us, directory_stats *r
     *ret = d->stats;
     ret->n_leases = d->leases.n;
     ret->oldest_lease_us = 0;
-    for (uint32_t i = 0; i < d->leases.n; i++) {
-        uint64_t made = d->leases.heap[i]->created_us, age = now_us > made ? now_us - made : 0;
-
-        if (age > ret->oldest_lease_us)
-            ret->oldest_lease_us = age;
-    }
+    if (d->leases.oldest != NULL && now_us > d->leases.oldest->created_us)
+        ret->oldest_lease_us = now_us - d->leases.oldest->created_us;
     ret->metadata_bytes = directory_memory(d);
 }
 
@@ -190,9 +186,9 @@ static kvs_status check_sums(const directory *d, const recount *c, kvs_err *err)
             continue;
         if (c->ready[i] != n->pub.n_ready)
             return differs(err, "ready slots of namespace", i, c->ready[i], n->pub.n_ready);
-        if (c->pinned[i] != n->n_pinned || c->leased[i] != n->n_leased)
+        if (c->pinned[i] != n->pub.n_pinned || c->leased[i] != n->pub.n_leased)
             return differs(err, "pins and leases of namespace", i, c->pinned[i] + c->leased[i],
-                           n->n_pinned + n->n_leased);
+                           n->pub.n_pinned + n->pub.n_leased);
         ready += c->ready[i];
         pinned += c->pinned[i];
         leased += c->leased[i];

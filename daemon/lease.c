@@ -94,6 +94,9 @@ static void set_add(lease_set *s, lease *l)
     *b = l;
     heap_put(s, s->n++, l);
     heap_sift(s, s->n - 1);
+    l->older = s->newest;
+    *(s->newest != NULL ? &s->newest->newer : &s->oldest) = l;
+    s->newest = l;
     s->memory += lease_memory(l);
 }
 
@@ -110,6 +113,8 @@ static void set_remove(lease_set *s, lease *l)
         heap_put(s, at, s->heap[s->n]);
         heap_sift(s, at);
     }
+    *(l->older != NULL ? &l->older->newer : &s->oldest) = l->newer;
+    *(l->newer != NULL ? &l->newer->older : &s->newest) = l->older;
     s->memory -= lease_memory(l);
 }
 
@@ -125,7 +130,7 @@ static bool lease_slot(directory *d, pool_slot s)
     if (i->leases++ == 0) {
         ns_entry *n = d->ns[pool_row_of(d->pool, s)->ns];
 
-        n->n_leased++;
+        n->pub.n_leased++;
         d->stats.n_leased++;
         d->stats.leased_bytes += n->pub.slot_bytes;
         d->tenants[n->pub.tenant].pub.leased_bytes += n->pub.slot_bytes;
@@ -143,7 +148,7 @@ static void unlease_slot(directory *d, pool_slot s)
     if (--i->leases == 0) {
         ns_entry *n = d->ns[pool_row_of(d->pool, s)->ns];
 
-        n->n_leased--;
+        n->pub.n_leased--;
         d->stats.n_leased--;
         d->stats.leased_bytes -= n->pub.slot_bytes;
         d->tenants[n->pub.tenant].pub.leased_bytes -= n->pub.slot_bytes;

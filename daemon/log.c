@@ -35,6 +35,7 @@ typedef struct summary {
 static atomic_int least_level = LOG_LEVEL_INFO;
 static atomic_bool priority_prefix;
 static uint64_t (*clock_ns)(void);
+static _Atomic uint64_t n_lines[4], n_left_out; /* error, warn, info, debug */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards limits */
 static limit limits[MAX_EVENTS];
@@ -103,6 +104,28 @@ static const char *level_word(enum log_level level)
     return "info";
 }
 
+static int level_index(enum log_level level)
+{
+    switch (level) {
+    case LOG_LEVEL_ERROR:
+        return 0;
+    case LOG_LEVEL_WARN:
+        return 1;
+    case LOG_LEVEL_INFO:
+        return 2;
+    case LOG_LEVEL_DEBUG:
+        return 3;
+    }
+    return 2;
+}
+
+void log_get_counts(uint64_t ret_lines[4], uint64_t *ret_left_out)
+{
+    for (int i = 0; i < 4; i++)
+        ret_lines[i] = atomic_load_explicit(&n_lines[i], memory_order_relaxed);
+    *ret_left_out = atomic_load_explicit(&n_left_out, memory_order_relaxed);
+}
+
 /* snprintf's wish cut to what is there, with room kept for the newline. */
 static size_t written(size_t at, int wish)
 {
@@ -117,6 +140,7 @@ __attribute__((format(printf, 3, 0))) static void put_line(enum log_level level,
     char line[LOG_LINE_BYTES + 1];
     size_t n;
 
+    (void)atomic_fetch_add_explicit(&n_lines[level_index(level)], 1, memory_order_relaxed);
     if (atomic_load(&priority_prefix))
         n = written(0, snprintf(line, LOG_LINE_BYTES, "<%d>%s", (int)level, event));
     else
@@ -187,6 +211,7 @@ static bool admit(enum log_level level, const char *event, uint64_t at_ns, summa
         return true;
     }
     l->left_out++;
+    (void)atomic_fetch_add_explicit(&n_left_out, 1, memory_order_relaxed);
     if (level < l->level)
         l->level = level; /* the summary is as severe as the worst line in it */
     return false;

@@ -29,6 +29,8 @@ __attribute__((format(printf, 3, 4))) void log_event(enum log_level level, const
 /* Say what was left out and not said yet: from a housekeeping timer and before exit.  now: without waiting
  * for the end of the second. */
 void log_flush(bool now);
+/* Since the start: lines written, by level (error, warn, info, debug), and lines that the limit left out. */
+void log_get_counts(uint64_t ret_lines[4], uint64_t *ret_left_out);
 /* `n` bytes as a quoted, escaped word of ASCII in buf, cut to fit; returns buf. */
 const char *log_quote(char *buf, size_t cap, const void *bytes, size_t n);
 

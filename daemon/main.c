@@ -18,7 +18,9 @@
 #include "config/json.h"
 #include "daemon/accepted.h"
 #include "daemon/beat.h"
+#include "daemon/board.h"
 #include "daemon/conn.h"
+#include "daemon/http.h"
 #include "daemon/log.h"
 #include "daemon/mailbox.h"
 #include "daemon/notify.h"
@@ -28,7 +30,7 @@
 #include "daemon/server.h"
 #include "kernels/device_cuda.h"
 
-enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024, NOTE_BYTES = 256 };
+enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024, NOTE_BYTES = 256, HEARTBEAT_MS = 2000 };
 
 enum app_state { STARTING, SERVING, DRAINING, CLOSING, STOPPED };
 
@@ -42,6 +44,7 @@ typedef struct app {
     uv_signal_t signals[3];
     uv_timer_t limit;        /* of DRAINING and CLOSING */
     uv_timer_t notify_again; /* while the service manager does not read */
+    uv_timer_t heartbeat;    /* an idle loop turns too, so that one that does not turn is not taken for idle */
     uv_timer_t watchdog;
     uint64_t watchdog_us; /* what the service manager allows between two signs of life; 0: it does not ask */
     notify notify;
@@ -55,6 +58,9 @@ typedef struct app {
     mailbox *mailbox;
     server *server;
     core *core;
+    metrics_edge edge;
+    board *board; /* NULL: no metrics */
+    http *http;
 } app;
 
 static void log_failure(const char *event, const kvs_err *err)
@@ -233,6 +239,8 @@ static void on_turn(void *ud)
     app *a = ud;
     kvs_err err;
 
+    if (a->board != NULL)
+        board_turned(a->board, conn_now_us());
     if (a->exit_code == EXIT_CODE_OK && core_lost(a->core) != KVS_OK) {
         a->exit_code = EXIT_CODE_DEVICE; /* the core has logged it */
         if (a->state < DRAINING)
@@ -255,6 +263,61 @@ static void on_turn(void *ud)
         a->state = STOPPED;
         uv_stop(&a->loop);
     }
+}
+
+/* ---- metrics ---- */
+static void fill_snapshot(void *ud, metrics_snapshot *s)
+{
+    const app *a = ud;
+
+    metrics_fill(a->core, conn_now_us(), s);
+}
+
+static void on_heartbeat(uv_timer_t *t)
+{
+    http_check(((app *)t->data)->http, HTTP_WHOLE_US);
+}
+
+/* A cache that cannot be watched is better than none: one line says so. */
+static void metrics_failed(app *a, const kvs_err *err)
+{
+    char text[2 * KVS_ERR_MSG_BYTES];
+
+    log_event(LOG_LEVEL_WARN, "no_metrics", " status=%s msg=%s", kvs_status_name(err->status),
+              log_quote(text, sizeof text, err->msg, strlen(err->msg)));
+    http_stop(a->http);
+    a->http = NULL;
+}
+
+static void open_metrics(app *a)
+{
+    kvs_err err;
+
+    if (a->config.metrics_enabled && http_open(&a->http, a->config.metrics_path, (mode_t)a->config.metrics_mode,
+                                               (uint16_t)a->config.metrics_port, &err) != KVS_OK)
+        metrics_failed(a, &err);
+}
+
+static void start_metrics(app *a)
+{
+    kvs_err err;
+
+    if (a->http == NULL)
+        return;
+    if (board_create(&a->board, mailbox_sink(a->mailbox), fill_snapshot, a, &err) != KVS_OK ||
+        http_start(a->http, a->board, &err) != KVS_OK) {
+        metrics_failed(a, &err);
+        return;
+    }
+    (void)uv_timer_start(&a->heartbeat, on_heartbeat, HEARTBEAT_MS, HEARTBEAT_MS);
+}
+
+static void stop_metrics(app *a)
+{
+    if (a->board != NULL)
+        board_close(a->board);
+    http_stop(a->http);
+    a->http = NULL;
 }
 
 /* ---- signals ---- */
@@ -333,6 +396,8 @@ static kvs_status reload_into(app *a, config *room, bool dry_run, json_writer *w
     room[1] = a->config;
     if (s == KVS_OK)
         s = options_reload(&room[1], &room[0], changed, kept, KEY_LIST_BYTES, err);
+    if (s == KVS_OK)
+        s = core_check_config(a->core, &room[1], err);
     if (s != KVS_OK)
         return s;
     if (w != NULL)
@@ -358,6 +423,7 @@ static kvs_status reload(void *ud, bool dry_run, json_writer *w, kvs_err *err)
     if (dry_run)
         return s;
     core_reloaded(a->core, s, err);
+    metrics_count(&a->edge.reloads, s == KVS_OK ? "applied" : "refused", 1);
     if (s != KVS_OK) {
         log_failure("reload_refused", err);
         (void)snprintf(a->note, sizeof a->note, "reload refused: %.200s", err->msg);
@@ -374,6 +440,7 @@ static void on_reload_signal(uv_signal_t *h, int signum)
 
     (void)signum;
     if (a->state >= DRAINING || a->options.config_path == NULL) {
+        metrics_count(&a->edge.reloads, "ignored", 1);
         log_event(LOG_LEVEL_INFO, "reload_ignored", " reason=%s", a->state >= DRAINING ? "stopping" : "no_config_file");
         return;
     }
@@ -408,7 +475,8 @@ static void start_signals(app *a)
     }
     (void)uv_timer_init(&a->loop, &a->limit);
     (void)uv_timer_init(&a->loop, &a->notify_again);
-    a->limit.data = a->notify_again.data = a;
+    (void)uv_timer_init(&a->loop, &a->heartbeat);
+    a->limit.data = a->notify_again.data = a->heartbeat.data = a;
     start_watchdog(a);
     a->has_signals = true;
     hold_signals(SIG_UNBLOCK);
@@ -506,7 +574,7 @@ static kvs_status open_server(app *a, kvs_err *err)
 {
     const char *names[CONFIG_MAX_TENANTS + 1] = {"admin", "client"}; /* the rest: tenants 1 and up by their names */
     int fds[CONFIG_MAX_TENANTS + 1];
-    server_config c = {.loop = &a->loop, .config = &a->config, .on_turn = on_turn, .ud = a};
+    server_config c = {.loop = &a->loop, .config = &a->config, .edge = &a->edge, .on_turn = on_turn, .ud = a};
     unsigned strangers;
 
     for (uint32_t t = 1; t < a->config.n_tenants; t++)
@@ -528,8 +596,10 @@ static kvs_status start(app *a, kvs_err *err)
 
     notify_memory(&arena, &table);
     s = open_server(a, err);
-    if (s == KVS_OK)
+    if (s == KVS_OK) {
+        open_metrics(a);
         s = open_device(&a->config, &a->device, err);
+    }
     if (s == KVS_OK)
         s = open_memory(a, arena, table, err);
     if (s == KVS_OK)
@@ -537,12 +607,14 @@ static kvs_status start(app *a, kvs_err *err)
     if (s == KVS_OK)
         s = core_create_on(&a->core, &a->config, a->device, mailbox_sink(a->mailbox), &a->memory, conn_now_us(), err);
     if (s == KVS_OK) {
+        core_set_edge(a->core, &a->edge);
         core_set_old_config(a->core, a->old_config);
         s = server_start(a->server, a->core, a->mailbox, err);
     }
     if (s == KVS_OK) {
         core_set_operator(a->core, &(core_operator){reload, a});
         start_signals(a);
+        start_metrics(a);
     }
     return s;
 }
@@ -553,10 +625,12 @@ static void close_handles(app *a)
     int rc;
 
     if (a->has_signals) {
+        hold_signals(SIG_BLOCK); /* with its handle closed, a late hang-up would be fatal again */
         for (size_t i = 0; i < sizeof a->signals / sizeof a->signals[0]; i++)
             uv_close((uv_handle_t *)&a->signals[i], NULL);
         uv_close((uv_handle_t *)&a->limit, NULL);
         uv_close((uv_handle_t *)&a->notify_again, NULL);
+        uv_close((uv_handle_t *)&a->heartbeat, NULL);
         uv_close((uv_handle_t *)&a->watchdog, NULL);
     }
     (void)uv_run(&a->loop, UV_RUN_DEFAULT);
@@ -569,13 +643,15 @@ static void close_handles(app *a)
 
 static void take_down(app *a)
 {
+    stop_metrics(a);
     if (a->core != NULL) {
         core_stop(a->core);
         mailbox_drain(a->mailbox);
         core_destroy(a->core);
     }
     server_close(a->server);
-    mailbox_close(a->mailbox);
+    mailbox_close(a->mailbox); /* drained once more */
+    board_destroy(a->board);
     close_handles(a);
     notify_close(&a->notify);
     if (a->device != NULL)
@@ -618,6 +694,7 @@ static int serve(app *a)
     kvs_err err = {0};
 
     log_open(LOG_LEVEL_INFO, logs_to_journal());
+    metrics_edge_init(&a->edge);
     if (accepted_config(&a->options, &a->config, &a->old_config, &err) != KVS_OK) {
         log_failure("config_refused", &err);
         return EXIT_CODE_CONFIG;
@@ -634,6 +711,16 @@ static int serve(app *a)
     (void)signal(SIGUSR1, SIG_IGN); /* they mean nothing here, and must not kill */
     (void)signal(SIGUSR2, SIG_IGN);
     return run(a);
+}
+
+/* Under a service manager that does not try these codes again: how to go on. */
+static void log_hint(int code)
+{
+    if ((code == EXIT_CODE_CONFIG || code == EXIT_CODE_BUSY) && getenv("INVOCATION_ID") != NULL)
+        log_event(LOG_LEVEL_ERROR, "not_started_again",
+                  " exit=%d hint=\"mend it, then: systemctl start kvstrided; after start-limit-hit first: systemctl "
+                  "reset-failed kvstrided\"",
+                  code);
 }
 
 static int print_result(bool good)
@@ -661,6 +748,8 @@ static int check_or_print(app *a)
 
 static int act(app *a)
 {
+    int code;
+
     switch (a->options.action) {
     case OPTIONS_CHECK:
     case OPTIONS_PRINT_CONFIG:
@@ -680,7 +769,9 @@ static int act(app *a)
     case OPTIONS_RUN:
         break;
     }
-    return serve(a);
+    code = serve(a);
+    log_hint(code);
+    return code;
 }
 
 int main(int argc, char **argv)

@@ -6,6 +6,7 @@
 
 #include "daemon/beat.h"
 #include "daemon/sums.h"
+#include "daemon/thread.h"
 #include "daemon/worker.h"
 
 enum { BATCH_COPIES = 256, SHARED_BLOCKS = 2, SUM_THREADS = 12 };
@@ -20,6 +21,9 @@ struct mover {
     sums *sums;     /* NULL: the device is no faster than one thread's sums */
     bool lost;      /* the thread's: the device has said so once */
     _Atomic uint64_t blocks, bytes;
+    struct {
+        _Atomic uint64_t blocks, bytes, busy_us;
+    } path[MOVER_PATHS];
     device_copy copies[BATCH_COPIES];
 };
 
@@ -31,7 +35,8 @@ typedef struct run {
     size_t n_before; /* of these, before the item at hand */
     uint64_t bytes;  /* of this batch */
     uint64_t turn_bytes;
-    uint32_t most; /* blocks that it may touch */
+    uint32_t most;    /* blocks that it may touch */
+    uint64_t n_whole; /* blocks copied whole so far */
 } run;
 
 static uint32_t planes(const region_map *map)
@@ -171,6 +176,7 @@ static void finish_item(run *r, mover_item *it)
     else if (m->dir == DEVICE_STORE && r->j->checksum)
         it->checksum = sums_one(it->host, r->j->map->slot_bytes);
     it->status = KVS_OK;
+    r->n_whole++;
     (void)atomic_fetch_add_explicit(&m->blocks, 1, memory_order_relaxed);
     (void)atomic_fetch_add_explicit(&m->bytes, r->j->map->slot_bytes, memory_order_relaxed);
 }
@@ -253,11 +259,24 @@ static bool run_batch(run *r, uint32_t depth)
     return r->j->n_flying == 0 && has_ended(r);
 }
 
+static void count_path(run *r, uint64_t busy_us)
+{
+    const mover_job *j = r->j;
+    enum mover_path p = MOVER_DAEMON_REGION;
+
+    if (j->imported)
+        p = j->map->cross_layer ? MOVER_ENGINE_BLOCKS : MOVER_ENGINE_PAGES;
+    (void)atomic_fetch_add_explicit(&r->m->path[p].blocks, r->n_whole, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&r->m->path[p].bytes, r->n_whole * j->map->slot_bytes, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&r->m->path[p].busy_us, busy_us, memory_order_relaxed);
+}
+
 static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
 {
     mover *m = ud;
     mover_job *x = (mover_job *)(void *)j;
     run r = {.m = m, .j = x, .at = x->at, .most = shared ? SHARED_BLOCKS : UINT32_MAX};
+    uint64_t began = thread_now_us();
     bool ended = true;
     kvs_err err;
 
@@ -266,6 +285,7 @@ static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
         fail_all(m, x, &err);
     } else {
         ended = run_batch(&r, shared ? 1 : m->depth);
+        count_path(&r, thread_now_us() - began);
         x->at = r.at;
         *ret_bytes = r.turn_bytes;
     }
@@ -371,4 +391,10 @@ void mover_get_stats(const mover *m, mover_stats *ret)
                          .failed = w.failed,
                          .queued = w.queued,
                          .oldest_us = w.oldest_us};
+    for (int p = 0; p < MOVER_PATHS; p++)
+        ret->path[p] = (mover_path_stats){
+            .blocks = atomic_load_explicit(&m->path[p].blocks, memory_order_relaxed),
+            .bytes = atomic_load_explicit(&m->path[p].bytes, memory_order_relaxed),
+            .busy_us = atomic_load_explicit(&m->path[p].busy_us, memory_order_relaxed),
+        };
 }

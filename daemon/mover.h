@@ -50,15 +50,29 @@ typedef struct mover_job {
     mover_item *items;
     uint32_t n_items;
     bool checksum; /* store: compute it (else 0) */
+    bool imported; /* the slots are an engine's own: for the numbers only */
     /* The mover's: where the job stands, and its batches on the device, the oldest first. */
     mover_place at;
     mover_batch flying[MOVER_MAX_DEPTH];
     uint32_t n_flying;
 } mover_job;
 
+/* By whose slots they are and how a block lies there. */
+enum mover_path {
+    MOVER_DAEMON_REGION, /* whole blocks in a region of the daemon */
+    MOVER_ENGINE_BLOCKS, /* whole blocks in an engine's memory */
+    MOVER_ENGINE_PAGES,  /* a piece for each plane, there */
+    MOVER_PATHS,
+};
+
+typedef struct mover_path_stats {
+    uint64_t blocks, bytes, busy_us; /* of jobs that have ended: with the job's end all three are right together */
+} mover_path_stats;
+
 typedef struct mover_stats {                               /* read from any thread, each value by itself */
     uint64_t jobs, blocks, bytes, busy_us, failed, queued; /* as worker_stats; blocks and bytes: copied whole */
     uint64_t oldest_us; /* age of the job that is being waited for by the device; 0 if idle */
+    mover_path_stats path[MOVER_PATHS];
 } mover_stats;
 
 kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink, kvs_err *err);

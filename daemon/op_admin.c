@@ -58,8 +58,8 @@ kvs_status op_status(request *r, wire_in *in, kvs_err *err)
 
     wire_get_status_req(in, &q);
     s = request_parsed(in, err);
-    if (s == KVS_OK && q.section > WIRE_SECTION_TENANTS)
-        s = kvs_fail(err, KVS_E_INVALID, "section: %u is above %d", q.section, WIRE_SECTION_TENANTS);
+    if (s == KVS_OK && q.section > WIRE_SECTION_METRICS)
+        s = kvs_fail(err, KVS_E_INVALID, "section: %u is above %d", q.section, WIRE_SECTION_METRICS);
     if (s == KVS_OK && q.reserved != 0)
         s = kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q.reserved);
     if (s == KVS_OK && q.section != WIRE_SECTION_SUMMARY && !r->peer->info.is_admin)

@@ -40,6 +40,7 @@ kvs_status op_lookup(request *r, wire_in *in, kvs_err *err)
     states = o->base + WIRE_lookup_rep_BYTES;
     memset(states, 0, q.n_keys);
     rep.n_keys = q.n_keys;
+    r->peer->core->counts.lookup_keys += q.n_keys;
     rep.n_hits = directory_lookup(r->peer->core->dir, q.ns, keys, q.n_keys, states);
     wire_put_lookup_rep(o, &rep);
     o->len += q.n_keys; /* they were written in place */

@@ -49,6 +49,7 @@ static void forget_block(const load *l, uint32_t i)
         (void)directory_unpin(d, l->ns, key_of(l, i));
         (void)directory_drop(d, l->ns, key_of(l, i));
     }
+    l->request->peer->core->counts.lost_blocks++;
     log_event(LOG_LEVEL_WARN, "block_lost", " ns=%u reason=%s", l->ns, kvs_status_name(l->items[i].status));
 }
 
@@ -65,7 +66,7 @@ static void share_chosen(load *l, load_item *it, const uint8_t *key)
         other = region_find(g, key);
         (void)region_drop(l->seat, it->slot, g->slots[it->slot].gen);
         it->slot = other;
-        it->flags |= WIRE_LOADED_NO_COPY;
+        it->flags |= WIRE_LOADED_NO_COPY; /* though one was made */
         region_hold(l->seat, other);
     }
     it->gen = g->slots[it->slot].gen;
@@ -243,6 +244,7 @@ static void resolve_chosen(load *l, uint32_t i)
         it->copies = true;
     } else {
         region_hold(l->seat, at);
+        l->request->peer->core->counts.no_copy_loads++;
         it->found = true;
         it->flags = WIRE_LOADED_SHARED | WIRE_LOADED_NO_COPY;
         it->status = KVS_OK;
@@ -425,6 +427,7 @@ static void submit(load *l, const wire_load_req *q)
         all = all && l->items[i].status == KVS_OK;
     l->job.job.signal_by_worker = all; /* else the loop adds the error word */
     l->job.map = l->seat->region->map;
+    l->job.imported = l->seat->region->imported;
     l->seat->users++;
     mover_submit(c->load, &l->job);
 }

@@ -57,12 +57,10 @@ static void keep(store *x, uint32_t i)
     core *c = x->request->peer->core;
     const store_item *it = &x->items[i];
     const uint8_t *key = x->keys + (size_t)i * WIRE_KEY_BYTES;
-    uint8_t state = WIRE_KEY_ABSENT;
 
     if (!is_stored(it->status) || x->seat->region->use[it->slot].bad)
         return;
-    (void)directory_lookup(c->dir, x->ns, key, 1, &state);
-    if (state == WIRE_KEY_READY)
+    if (directory_state(c->dir, x->ns, key) == WIRE_KEY_READY)
         (void)region_share(x->seat, it->slot, key, x->first_depth + i);
 }
 
@@ -277,6 +275,7 @@ static void submit(store *x, const wire_store_req *q)
     job_init(&x->job.job, store_done);
     job_fill(&x->job.job, x->request->peer, q->after_counter, q->after_value, q->signal_counter, q->signal_value);
     x->job.map = x->seat->region->map;
+    x->job.imported = x->seat->region->imported;
     x->seat->users++;
     mover_submit(x->request->peer->core->store, &x->job);
 }

@@ -180,6 +180,7 @@ void closer_charge(closer *x, uint64_t bytes)
 
     *(x->imported ? &x->peer->import_bytes : &x->core->region_bytes) += bytes - x->bytes;
     *(x->imported ? &t->import_bytes : &t->region_bytes) += bytes - x->bytes;
+    x->core->import_bytes += x->imported ? bytes - x->bytes : 0;
     x->bytes = bytes;
 }
 

@@ -28,6 +28,17 @@ static uint64_t default_extent_bytes(uint64_t max_bytes)
     return want >= max_bytes ? max_bytes : max_bytes / (max_bytes / want);
 }
 
+static uint32_t reserved_extents(const pool_config *c, uint64_t extent_bytes, uint64_t rows, uint64_t at_least)
+{
+    uint64_t n = c->reserve_bytes / extent_bytes;
+
+    if (n > MAX_EXTENTS)
+        n = MAX_EXTENTS;
+    if (n > (POOL_NONE - 1) / rows)
+        n = (POOL_NONE - 1) / rows;
+    return (uint32_t)(n > at_least ? n : at_least);
+}
+
 static kvs_status choose_sizes(pool *p, const pool_config *c, kvs_err *err)
 {
     uint64_t bytes = c->extent_bytes != 0 ? c->extent_bytes : default_extent_bytes(c->max_bytes);
@@ -47,7 +58,8 @@ static kvs_status choose_sizes(pool *p, const pool_config *c, kvs_err *err)
                         ULL(c->max_bytes), (unsigned long)(POOL_NONE - 1));
     p->extent_bytes = bytes;
     p->rows_per_extent = (uint32_t)rows;
-    p->n_extents = (uint32_t)n;
+    p->n_limit = (uint32_t)n;
+    p->n_extents = reserved_extents(c, bytes, rows, n);
     p->max_slots = c->max_slots;
     return KVS_OK;
 }
@@ -84,8 +96,10 @@ static bool fits(const pool *p, const table_geometry *had, char why[KVS_ERR_MSG_
 /* With no size of extents asked for, the one that the blocks are in will do. */
 static void keep_extent_size(pool_config *c, const table_geometry *had)
 {
-    if (c->extent_bytes == 0 && had->extent_bytes <= c->max_bytes &&
-        had->extent_bytes * had->n_extents <= c->max_bytes && c->max_bytes / had->extent_bytes <= MAX_EXTENTS)
+    uint64_t room = c->reserve_bytes > c->max_bytes ? c->reserve_bytes : c->max_bytes;
+
+    if (c->extent_bytes == 0 && had->extent_bytes <= c->max_bytes && had->extent_bytes * had->n_extents <= room &&
+        c->max_bytes / had->extent_bytes <= MAX_EXTENTS)
         c->extent_bytes = had->extent_bytes;
 }
 
@@ -128,6 +142,8 @@ static kvs_status open_memory(pool *p, const pool_config *config, kvs_err *err)
         keep_extent_size(&c, &had);
     if ((s = choose_sizes(p, &c, err)) != KVS_OK)
         return s;
+    if (keep && had.extent_bytes == p->extent_bytes && had.n_extents > p->n_extents)
+        p->n_extents = had.n_extents; /* a pool that is smaller now keeps what lies within its size */
     keep = keep && fits(p, &had, p->adoption.why);
     if ((s = map_memory(p, keep, err)) != KVS_OK || !keep)
         return s;
@@ -150,6 +166,15 @@ static kvs_status make_books(pool *p, kvs_err *err)
     for (uint32_t e = 0; e < p->n_extents; e++)
         p->extents[e].layout = POOL_NONE;
     return sparse_init(&p->links, -1, pool_max_rows(p), sizeof(uint32_t), err);
+}
+
+/* Memory that an earlier life had and this one may not use. */
+static void give_back_above(const pool *p)
+{
+    off_t from = (off_t)(p->n_limit * p->extent_bytes), end = (off_t)pool_reserved(p);
+
+    if (from < end)
+        (void)fallocate(p->memory->arena_fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, from, end - from);
 }
 
 kvs_status pool_create(pool **ret, const pool_config *c, kvs_err *err)
@@ -177,6 +202,7 @@ kvs_status pool_create(pool **ret, const pool_config *c, kvs_err *err)
         pool_destroy(p);
         return s;
     }
+    give_back_above(p);
     p->adoption.boots = p->table.head.boots;
     *ret = p;
     return KVS_OK;
@@ -228,7 +254,7 @@ static void list_remove(pool *p, uint32_t *head, uint32_t e)
 static uint32_t next_piece_extents(const pool *p)
 {
     uint64_t n = (p->n_usable == 0 ? MIB(256) : MIB(1024)) / p->extent_bytes;
-    uint32_t left = p->n_extents - p->n_usable;
+    uint32_t left = p->n_limit > p->n_usable ? p->n_limit - p->n_usable : 0;
 
     if (n == 0)
         n = 1;
@@ -237,7 +263,7 @@ static uint32_t next_piece_extents(const pool *p)
 
 bool pool_next_piece(const pool *p, void **ret_address, uint64_t *ret_bytes)
 {
-    if (p->stopped || p->n_usable == p->n_extents)
+    if (p->stopped || p->n_usable >= p->n_limit)
         return false;
     *ret_address = p->arena + p->extent_bytes * p->n_usable;
     *ret_bytes = p->extent_bytes * next_piece_extents(p);
@@ -290,7 +316,7 @@ uint64_t pool_extent_bytes(const pool *p)
 
 static uint64_t layout_cap(const pool *p, const layout *l)
 {
-    uint64_t n = p->stopped ? p->n_usable : p->n_extents;
+    uint64_t n = p->stopped && p->n_usable < p->n_limit ? p->n_usable : p->n_limit;
     uint64_t all = n * l->per_extent;
 
     return p->max_slots != 0 && p->max_slots < all ? p->max_slots : all;
@@ -306,8 +332,8 @@ static kvs_status check_layout(const pool *p, uint64_t slot_bytes, kvs_err *err)
         return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes are no multiple of 16", ULL(slot_bytes));
     if (slot_bytes > p->extent_bytes)
         return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes do not fit an extent of %llu bytes (pool of %llu)",
-                        ULL(slot_bytes), ULL(p->extent_bytes), ULL(p->extent_bytes * p->n_extents));
-    all = p->extent_bytes / slot_bytes * p->n_extents;
+                        ULL(slot_bytes), ULL(p->extent_bytes), ULL(p->extent_bytes * p->n_limit));
+    all = p->extent_bytes / slot_bytes * p->n_limit;
     if (p->max_slots > all)
         return kvs_fail(err, KVS_E_LIMIT, "pool.max_slots: %lu blocks of %llu bytes wanted, the pool holds %llu",
                         (unsigned long)p->max_slots, ULL(slot_bytes), ULL(all));
@@ -407,6 +433,18 @@ static void extent_bind(pool *p, uint32_t e, uint32_t layout_id)
     list_push(p, &l->avail, e);
 }
 
+/* It is nobody's, and usable: to be taken again, if the pool may still have it. */
+static void give_extent(pool *p, uint32_t e)
+{
+    if (e >= p->n_limit) {
+        p->extents[e].retired = true;
+        p->n_retired++;
+        return;
+    }
+    list_push(p, &p->unassigned, e);
+    p->n_unassigned++;
+}
+
 /* A closing extent whose slots are all free belongs to nobody again. */
 static void extent_unbind_if_empty(pool *p, uint32_t e)
 {
@@ -425,8 +463,7 @@ static void extent_unbind_if_empty(pool *p, uint32_t e)
         return;
     }
     *x = (extent){.layout = POOL_NONE};
-    list_push(p, &p->unassigned, e);
-    p->n_unassigned++;
+    give_extent(p, e);
 }
 
 bool extent_can_give(const extent *x)
@@ -448,6 +485,61 @@ void pool_extent_close(pool *p, uint32_t e)
     extent_unbind_if_empty(p, e);
 }
 
+/* ---- another size ---- */
+
+kvs_status pool_resize(pool *p, uint64_t max_bytes, kvs_err *err)
+{
+    uint64_t n = max_bytes / p->extent_bytes;
+    uint32_t was = p->n_limit;
+
+    if (n < 1 || n > p->n_extents)
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "pool.max_bytes: %llu bytes are outside %llu..%llu, an extent and what was reserved",
+                        ULL(max_bytes), ULL(p->extent_bytes), ULL(pool_reserved(p)));
+    p->n_limit = (uint32_t)n;
+    for (uint32_t e = p->n_limit; e < was && e < p->n_usable; e++)
+        if (p->extents[e].layout == POOL_NONE) {
+            list_remove(p, &p->unassigned, e);
+            p->n_unassigned--;
+            give_extent(p, e);
+        }
+    for (uint32_t e = p->n_limit; e > was; e--) /* so that the lowest is taken first */
+        if (p->extents[e - 1].retired) {
+            p->extents[e - 1].retired = false;
+            p->n_retired--;
+            give_extent(p, e - 1);
+        }
+    return KVS_OK;
+}
+
+uint64_t pool_reserved(const pool *p)
+{
+    return p->n_extents * p->extent_bytes;
+}
+
+uint32_t pool_n_allowed(const pool *p)
+{
+    return p->n_limit;
+}
+
+bool pool_drop_piece(pool *p, uint64_t piece_bytes, void **ret_address)
+{
+    uint32_t n = (uint32_t)(piece_bytes / p->extent_bytes), first = p->n_usable - n;
+
+    assert(n <= p->n_usable);
+    if (first < p->n_limit)
+        return false;
+    for (uint32_t e = first; e < p->n_usable; e++)
+        if (!p->extents[e].retired)
+            return false;
+    for (uint32_t e = first; e < p->n_usable; e++)
+        p->extents[e].retired = false;
+    p->n_usable -= n;
+    p->n_retired -= n;
+    *ret_address = p->arena + p->extent_bytes * first;
+    return true;
+}
+
 /* ---- slots ---- */
 
 static uint64_t pair(uint32_t low, uint32_t high)
@@ -460,12 +552,18 @@ uint32_t row_check(const pool_row *r, pool_slot s)
     return (uint32_t)XXH3_64bits_withSeed(r, offsetof(pool_row, word), pair(s, r->ns));
 }
 
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "pool_row.word");
+
+static uint64_t word_of(enum pool_state state, uint32_t ns, uint32_t check)
+{
+    return (uint64_t)check << 32 | (uint64_t)ns << 16 | (uint64_t)state;
+}
+
 void row_set_state(pool *p, pool_slot s, enum pool_state to, uint32_t check)
 {
     pool_row *r = row_at(p, s);
-    pool_row next = {.state = (uint8_t)to, .ns = r->ns, .check = check};
 
-    table_store(&p->table, &r->word, next.word);
+    table_store(&p->table, &r->word, word_of(to, to == POOL_WRITING ? 0 : r->ns, check));
 }
 
 /* The one place where a slot changes its state. */
@@ -479,7 +577,7 @@ static void slot_become(pool *p, pool_slot s, enum pool_state to)
     l->n[r->state]--;
     x->n[to]++;
     l->n[to]++;
-    row_set_state(p, s, to, to == POOL_READY ? row_check(r, s) : r->check);
+    row_set_state(p, s, to, to == POOL_READY ? row_check(r, s) : 0);
 }
 
 static uint32_t slot_state(const pool *p, pool_slot s)
@@ -497,18 +595,14 @@ static void store_key(const pool *p, pool_row *r, const uint8_t key[32])
     }
 }
 
-/* A new life: writing, with nothing of the one before. */
+/* A new life: writing, with nothing of the one before but its key, which nobody reads. */
 static void row_begin(pool *p, pool_slot s)
 {
-    static const uint8_t none[32];
     pool_row *r = row_at(p, s);
-    const pool_row writing = {.state = POOL_WRITING};
 
     slot_become(p, s, POOL_WRITING);
-    store_key(p, r, none);
     table_store(&p->table, &r->checksum, 0);
     table_store(&p->table, &r->gen, pair(r->gen + 1, 0));
-    table_store(&p->table, &r->word, writing.word);
     table_store(&p->table, &r->parent, pair(POOL_NONE, 0));
 }
 
@@ -557,12 +651,11 @@ kvs_status pool_take(pool *p, uint32_t layout_id, pool_slot *ret)
 void pool_name(pool *p, pool_slot s, uint32_t ns, const uint8_t key[32], uint32_t depth)
 {
     pool_row *r = row_at(p, s);
-    const pool_row named = {.state = POOL_WRITING, .ns = (uint16_t)ns};
 
     assert(r->state == POOL_WRITING && ns < TABLE_MAX_NS);
     store_key(p, r, key);
     table_store(&p->table, &r->gen, pair(r->gen, depth));
-    table_store(&p->table, &r->word, named.word);
+    table_store(&p->table, &r->word, word_of(POOL_WRITING, ns, 0));
 }
 
 void pool_set_parent(pool *p, pool_slot s, pool_slot parent)
@@ -696,11 +789,14 @@ void pool_drop_ns(pool *p, uint32_t number)
 
 void pool_get_bytes(const pool *p, pool_bytes *ret)
 {
+    uint32_t had = p->n_usable + p->n_early;
+
     *ret = (pool_bytes){
-        .arena = (uint64_t)(p->n_usable + p->n_early) * p->extent_bytes,
+        .arena = (uint64_t)(p->n_usable - p->n_retired + p->n_early) * p->extent_bytes,
         .unassigned = p->n_unassigned * p->extent_bytes,
         .waste = p->waste,
-        .max = (uint64_t)(p->stopped ? p->n_usable + p->n_early : p->n_extents) * p->extent_bytes,
+        .max = (uint64_t)(p->stopped && had < p->n_limit ? had : p->n_limit) * p->extent_bytes,
+        .giving_up = p->n_usable > p->n_limit ? (p->n_usable - p->n_limit - p->n_retired) * p->extent_bytes : 0,
     };
     for (uint32_t i = 0; i < p->n_layouts; i++) {
         const layout *l = &p->layouts[i];
@@ -811,7 +907,7 @@ kvs_status pool_check(const pool *p, kvs_err *err)
         if (p->extents[e].layout != POOL_NONE)
             s = check_extent(p, e, sums, err);
         else
-            unassigned += e < p->n_usable;
+            unassigned += e < p->n_usable && !p->extents[e].retired;
     }
     for (uint32_t i = 0; i < p->n_layouts && s == KVS_OK; i++)
         s = check_layout_sums(p, i, &sums[i], err);

@@ -59,7 +59,7 @@ typedef struct pool_row {
             uint8_t state; /* enum pool_state */
             uint8_t reserved;
             uint16_t ns;    /* daemon/directory's number */
-            uint32_t check; /* of key, checksum, gen, depth, ns and the slot's number, once it was ready */
+            uint32_t check; /* of key, checksum, gen, depth, ns and the slot's number, while it is ready */
         };
         uint64_t word;
     };
@@ -73,7 +73,10 @@ typedef struct pool_config {
     uint64_t extent_bytes; /* 0 = max_bytes / 8 within 64..256 MiB (at most max_bytes), enlarged so that the extents
                             * cover max_bytes; rounded down to 4 KiB; at most 2^20 extents */
     uint32_t max_slots;    /* of each layout; 0 = no cap */
-    persist *memory;       /* borrowed until pool_destroy; NULL: memfds of its own.  What an earlier life left in it is
+    uint64_t
+        reserve_bytes; /* address space, for max_bytes to grow into while the pool lives; 0, or less than max_bytes:
+                             * that much; cut to what the numbers of slots and extents allow */
+    persist *memory;   /* borrowed until pool_destroy; NULL: memfds of its own.  What an earlier life left in it is
                             * adopted, with that life's extent size if extent_bytes is 0 and max_bytes did not shrink */
     void (*on_store)(void *ud); /* for tests: before each store to the table; NULL */
     void *ud;
@@ -92,7 +95,8 @@ typedef struct pool_adoption {
 
 typedef struct pool_bytes { /* the conservation law's terms, and subsets kept by the directory */
     uint64_t arena, unassigned, waste, free, writing, ready, draining, quarantined;
-    uint64_t max; /* arena once every piece is usable */
+    uint64_t max;       /* arena once every piece is usable */
+    uint64_t giving_up; /* part of arena: above max, in extents that are not empty yet */
 } pool_bytes;
 
 typedef struct pool_layout_info {
@@ -108,8 +112,16 @@ void pool_destroy(pool *p); /* NULL is fine */
 /* ---- pieces: made usable in the background ---- */
 /* The next piece that is not usable yet: address and size, to be allocated and registered by the pinner.  False: all. */
 bool pool_next_piece(const pool *p, void **ret_address, uint64_t *ret_bytes);
-void pool_piece_usable(pool *p);  /* the piece that pool_next_piece named */
-void pool_piece_failed(pool *p);  /* it is left out, with all behind it */
+void pool_piece_usable(pool *p); /* the piece that pool_next_piece named */
+void pool_piece_failed(pool *p); /* it is left out, with all behind it */
+/* The pool's new size, at most pool_reserved: more pieces may come, or extents from the end on are given up: nothing more is
+ * taken from them, and the caller closes those that are bound.  Not between pool_next_piece and its end.  E_LIMIT. */
+kvs_status pool_resize(pool *p, uint64_t max_bytes, kvs_err *err);
+uint64_t pool_reserved(const pool *p);  /* bytes */
+uint32_t pool_n_allowed(const pool *p); /* extents from this one on are to be emptied */
+/* The last piece, of so many bytes, if nothing of it is in use or allowed any more: it is no part of the pool from now on,
+ * and its address and size are returned to be unregistered and given back. */
+bool pool_drop_piece(pool *p, uint64_t piece_bytes, void **ret_address);
 int pool_arena_fd(const pool *p); /* borrowed */
 int pool_table_fd(const pool *p); /* borrowed */
 uint64_t pool_extent_bytes(const pool *p);
@@ -124,8 +136,8 @@ uint32_t pool_n_layouts(const pool *p);
 void pool_layout_get(const pool *p, uint32_t layout, pool_layout_info *ret);
 
 /* ---- slots ---- */
-/* A free slot of the layout, binding an unassigned extent if need be; now POOL_WRITING, gen counted up, key and ns
- * zero.  E_NO_SPACE: nothing free; the caller evicts from this layout or closes an extent of another. */
+/* A free slot of the layout, binding an unassigned extent if need be; now POOL_WRITING, gen counted up, ns, depth
+ * and checksum zero, the key not yet told.  E_NO_SPACE: nothing free; the caller evicts from this layout or closes an extent of another. */
 kvs_status pool_take(pool *p, uint32_t layout, pool_slot *ret);
 /* What a slot in state writing will hold. */
 void pool_name(pool *p, pool_slot s, uint32_t ns, const uint8_t key[32], uint32_t depth);

@@ -91,7 +91,7 @@ static void scan_rows(pool *p, uint32_t e, uint32_t from, uint32_t to)
         if (keep_row(p, s, r))
             x->n[POOL_READY]++;
         else if (r->state != POOL_FREE)
-            row_set_state(p, s, POOL_FREE, r->check);
+            row_set_state(p, s, POOL_FREE, 0);
     }
 }
 
@@ -137,8 +137,10 @@ static void adopt_extent(pool *p, uint32_t e)
     extent *x = &p->extents[e];
     layout *l = &p->layouts[x->layout];
 
-    scan_extent(p, e);
-    if (x->n[POOL_READY] == 0) {
+    if (e < p->n_limit)
+        scan_extent(p, e);
+    if (x->n[POOL_READY] ==
+        0) { /* also of an extent that a smaller pool no longer has: without it, its rows are nothing */
         table_put_extent(&p->table, e, TABLE_NONE, 0);
         *x = (extent){.layout = POOL_NONE};
         return;

@@ -23,6 +23,7 @@ typedef struct extent {
     uint32_t n[N_STATES]; /* slots in each state */
     bool closing;
     bool pending; /* adopted, and its piece is not usable yet */
+    bool retired; /* of a usable piece, above the limit, and nobody's: part of no sum */
 } extent;
 
 typedef struct layout {
@@ -43,9 +44,11 @@ struct pool {
     sparse links; /* u32: next free index of the same extent */
     uint64_t extent_bytes;
     uint32_t rows_per_extent, n_extents, max_slots;
-    uint32_t n_usable; /* extents of the pieces that are usable: the leading ones */
-    uint32_t n_early;  /* adopted ones behind those */
-    bool stopped;      /* a piece failed: no more growth */
+    uint32_t n_limit;   /* extents that may be used at present, of the n_extents that there is address space for */
+    uint32_t n_usable;  /* extents of the pieces that are usable: the leading ones */
+    uint32_t n_retired; /* of these */
+    uint32_t n_early;   /* adopted ones behind those */
+    bool stopped;       /* a piece failed: no more growth */
     uint32_t unassigned, n_unassigned;
     uint64_t waste;
     extent *extents; /* [n_extents] */

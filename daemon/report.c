@@ -17,24 +17,31 @@ __attribute__((format(printf, 2, 3))) static void add(char line[REPORT_BYTES], c
     va_end(ap);
 }
 
-static void add_reasons(char line[REPORT_BYTES], uint32_t reasons)
+void report_reasons(char *buf, size_t cap, uint32_t reasons)
 {
     static const struct {
         uint32_t bit;
         const char *text;
     } TEXTS[] = {
+        {HEALTH_NO_PIECE, "no memory is usable yet"},
         {HEALTH_PIECE_FAILED, "the pool could not grow to its full size"},
         {HEALTH_STUCK, "a call of the device or the system takes more than 10 s"},
         {HEALTH_DEVICE_LOST, "the device is lost"},
+        {HEALTH_DRAINS, "no new work is taken"},
         {HEALTH_OLD_CONFIG, "the configuration was refused, the last accepted one is in use"},
     };
-    const char *before = ": ";
+    size_t at = 0;
 
+    buf[0] = '\0';
     for (unsigned i = 0; i < sizeof TEXTS / sizeof TEXTS[0]; i++) {
+        int n;
+
         if ((reasons & TEXTS[i].bit) == 0)
             continue;
-        add(line, "%s%s", before, TEXTS[i].text);
-        before = ", ";
+        n = snprintf(buf + at, cap - at, "%s%s", at > 0 ? ", " : "", TEXTS[i].text);
+        if (n < 0 || (size_t)n >= cap - at)
+            return;
+        at += (size_t)n;
     }
 }
 
@@ -47,10 +54,12 @@ static void add_mib(char line[REPORT_BYTES], uint64_t bytes)
 static void compose(char line[REPORT_BYTES], const report_facts *f)
 {
     static const char *const STATES[] = {"serving", "starting", "degraded", "draining"};
+    char why[REPORT_BYTES];
 
     line[0] = '\0';
     add(line, "%s", f->health < sizeof STATES / sizeof STATES[0] ? STATES[f->health] : "unknown");
-    add_reasons(line, f->reasons);
+    report_reasons(why, sizeof why, f->reasons);
+    add(line, "%s%s", why[0] != '\0' ? ": " : "", why);
     add(line, "; pool: ");
     if (f->usable_bytes < f->max_bytes) {
         add_mib(line, f->usable_bytes);

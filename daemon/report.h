@@ -7,6 +7,7 @@
  * the facts come about.  Main thread only.  A plain value; `note` is borrowed during the call. */
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum { REPORT_BYTES = 400, REPORT_EVERY_US = 1000000 };
@@ -22,6 +23,9 @@ typedef struct report_facts {
     uint32_t reasons;                 /* bits of health_reason */
     const char *note;                 /* for the operator, or "" */
 } report_facts;
+
+/* The reasons in words, separated by commas, "" for none; cut to fit. */
+void report_reasons(char *buf, size_t cap, uint32_t reasons);
 
 /* Compose the line into r->line.  True: it is new, and worth telling now.  False leaves *r as it was; a line that only
  * shows progress may wait for the next call, one that shows the end of it never does. */

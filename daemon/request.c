@@ -5,6 +5,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/thread.h"
+
 /*      op, handler, who, credit, flags, group of ops, fixed part of the request and of the reply, signals when refused */
 #define ROW(OP, name, who, credit, flags, group, req, rep, refused)                                                    \
     {                                                                                                                  \
@@ -294,7 +296,7 @@ void request_answer(request *r, kvs_status s, const kvs_err *err)
     r->reply = NULL;
     r->answered = true;
     r->peer->n_in_flight--;
-    r->peer->core->n_answered++;
+    metrics_answered(&r->peer->core->counts, r->row->op, s, thread_now_ns() - r->came_ns);
     core_due_remove(r->peer->core, r);
     if (s != KVS_OK && s != KVS_E_PARTIAL)
         drop_fds(x);
@@ -302,13 +304,14 @@ void request_answer(request *r, kvs_status s, const kvs_err *err)
     send_or_drop(r->peer, x);
 }
 
-/* A refusal of something that never became a request.  E_NO_MEMORY ends the connection: no reply can be made.
- */
-static kvs_status refuse(peer *p, const wire_header *h, kvs_status s, kvs_err *err)
+/* A refusal of something that never became a request.  E_NO_MEMORY ends the connection: no reply can be made, and the
+ * end counts as the answer. */
+static kvs_status refuse(peer *p, const wire_header *h, uint64_t came_ns, kvs_status s, kvs_err *err)
 {
     reply *x = malloc(sizeof(*x) + REPLY_HEAD_BYTES);
     wire_out none = {0};
 
+    metrics_answered(&p->core->counts, h->op, s, thread_now_ns() - came_ns);
     if (!x)
         return kvs_fail(err, KVS_E_NO_MEMORY, "no memory for the refusal of request %" PRIu64, h->id);
     *x = (reply){0};
@@ -445,7 +448,7 @@ static uint64_t deadline_of(const core *c, uint64_t asked_us)
     return c->now_us + (asked_us < most ? asked_us : most);
 }
 
-static kvs_status request_new(peer *p, const op_row *row, frame *f, request **ret, kvs_err *err)
+static kvs_status request_new(peer *p, const op_row *row, frame *f, uint64_t came_ns, request **ret, kvs_err *err)
 {
     request *r = calloc(1, sizeof(*r));
     kvs_status s;
@@ -455,6 +458,7 @@ static kvs_status request_new(peer *p, const op_row *row, frame *f, request **re
     r->peer = p;
     r->row = row;
     r->id = f->head.id;
+    r->came_ns = came_ns;
     r->frame = f;
     r->deadline_us = deadline_of(p->core, f->head.deadline_us);
     s = reserve(r, row->reply_bytes, err);
@@ -489,10 +493,10 @@ static kvs_status run(request *r, const frame *f, kvs_err *err)
 }
 
 /* Run one request whose peer may send it; a failure is a refusal. */
-static kvs_status serve(peer *p, const op_row *row, frame *f, kvs_err *err)
+static kvs_status serve(peer *p, const op_row *row, frame *f, uint64_t came_ns, kvs_err *err)
 {
     request *r = NULL;
-    kvs_status s = request_new(p, row, f, &r, err);
+    kvs_status s = request_new(p, row, f, came_ns, &r, err);
 
     if (s != KVS_OK)
         return s;
@@ -518,10 +522,10 @@ static void close_rest(frame *f)
 }
 
 /* A stranger: told so once, whatever it asks for, and then closed. */
-static kvs_status turn_away(peer *p, frame *f, kvs_err *err)
+static kvs_status turn_away(peer *p, frame *f, uint64_t came_ns, kvs_err *err)
 {
     (void)kvs_fail(err, KVS_E_DENIED, "%s", p->info.denied);
-    if (refuse(p, &f->head, KVS_E_DENIED, err) != KVS_OK)
+    if (refuse(p, &f->head, came_ns, KVS_E_DENIED, err) != KVS_OK)
         return KVS_E_NO_MEMORY;
     return KVS_E_DENIED;
 }
@@ -529,27 +533,29 @@ static kvs_status turn_away(peer *p, frame *f, kvs_err *err)
 static kvs_status dispatch(peer *p, frame *f, kvs_err *err)
 {
     const op_row *row = op_find(f->head.op);
+    uint64_t came_ns = thread_now_ns();
     kvs_status s;
 
+    metrics_received(&p->core->counts);
     if (p->info.denied)
-        return turn_away(p, f, err);
+        return turn_away(p, f, came_ns, err);
     if (!p->hello && f->head.op != WIRE_HELLO) {
         (void)kvs_fail(err, KVS_E_STATE, "op: %u (%s) before HELLO", f->head.op, row ? wire_op_name(row->op) : "none");
-        return refuse(p, &f->head, KVS_E_STATE, err);
+        return refuse(p, &f->head, came_ns, KVS_E_STATE, err);
     }
     if (!row) {
         (void)kvs_fail(err, KVS_E_UNSUPPORTED, "op: %u is no operation of this daemon", f->head.op);
-        return refuse(p, &f->head, KVS_E_UNSUPPORTED, err);
+        return refuse(p, &f->head, came_ns, KVS_E_UNSUPPORTED, err);
     }
     s = check_peer(p, row, &f->head, err);
     if (s == KVS_OK)
         s = check_core(p, row, err);
     if (s == KVS_OK)
-        s = serve(p, row, f, err);
+        s = serve(p, row, f, came_ns, err);
     if (s == KVS_OK)
         return s;
     signal_refusal(p, row, f, s);
-    return refuse(p, &f->head, s, err);
+    return refuse(p, &f->head, came_ns, s, err);
 }
 
 kvs_status peer_request(peer *p, frame *f, uint64_t now_us, kvs_err *err)

@@ -54,6 +54,8 @@ void core_set_operator(core *c, const core_operator *o);
 /* Of every reload, whoever asked for it: counted in STATUS. */
 void core_reloaded(core *c, kvs_status s, const kvs_err *err);
 
+/* May these values be taken over while the core lives?  E_CONFIG: the pool cannot have that size without a restart. */
+kvs_status core_check_config(const core *c, const config *next, kvs_err *err);
 /* The config has changed (a reload): take over what is kept elsewhere.  Its tenants are the same ones in the same order. */
 void core_configured(core *c);
 /* Everything is refused with E_STATE from now on, but CANCEL, HEALTH and STATUS.  Jobs that have not begun are answered
@@ -74,6 +76,10 @@ kvs_status core_lost(const core *c); /* E_DEVICE_LOST once the device is; the pr
  * this: core_stop joins and posts, then the caller drains the sink, then core_destroy frees. */
 void core_stop(core *c);
 void core_destroy(core *c);
+
+/* Counts of main's, to be shown beside those of the core; borrowed. */
+struct metrics_edge;
+void core_set_edge(core *c, const struct metrics_edge *e);
 
 /* Run what is due (deadlines, leases, growth).  Returns when to call next, UINT64_MAX: only after other
  * events. */

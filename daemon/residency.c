@@ -19,13 +19,13 @@ static void set_pin(directory *d, pool_slot s, bool pinned)
         return;
     if (pinned) {
         i->flags |= SLOT_PINNED;
-        n->n_pinned++;
+        n->pub.n_pinned++;
         d->stats.n_pinned++;
         d->stats.pinned_bytes += n->pub.slot_bytes;
         d->tenants[n->pub.tenant].pub.pinned_bytes += n->pub.slot_bytes;
     } else {
         i->flags &= (uint8_t)~SLOT_PINNED;
-        n->n_pinned--;
+        n->pub.n_pinned--;
         d->stats.n_pinned--;
         d->stats.pinned_bytes -= n->pub.slot_bytes;
         d->tenants[n->pub.tenant].pub.pinned_bytes -= n->pub.slot_bytes;
@@ -105,7 +105,7 @@ static bool in_sweep(const directory *d, const sweep *w, uint32_t ns)
 /* One event tells that a namespace was emptied, unless something of it stays. */
 static bool is_told_at_once(const directory *d, const sweep *w, uint32_t ns)
 {
-    return w->pinned_too || d->ns[ns]->n_pinned == 0;
+    return w->pinned_too || d->ns[ns]->pub.n_pinned == 0;
 }
 
 static void reset_slot(directory *d, const sweep *w, pool_slot s)

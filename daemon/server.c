@@ -104,11 +104,18 @@ static const char *is_full(const server *s, const listener *l, int fd)
     return NULL;
 }
 
+static void count_refused(const listener *l, const char *why)
+{
+    if (l->server->cfg.edge != NULL)
+        metrics_count(&l->server->cfg.edge->refused, why, 1);
+}
+
 static void refuse(listener *l, const char *why)
 {
     const conn_host *h = &l->server->host;
     uint64_t now = conn_now_us();
 
+    count_refused(l, why);
     l->refused++;
     l->refused_why = why;
     if (l->refused_line_us != 0 && now - l->refused_line_us < REFUSED_LINE_US)
@@ -138,9 +145,11 @@ static bool admit(listener *l, int fd)
     info.uid = cred.uid;
     info.pid = cred.pid;
     why = is_stranger(s, l, &info, &info.denied);
-    if (why != NULL)
+    if (why != NULL) {
+        count_refused(l, why);
         log_event(LOG_LEVEL_WARN, "client_denied", " reason=%s socket=%s uid=%u pid=%d", why, name_of(l),
                   (unsigned)info.uid, (int)info.pid);
+    }
     if (why != NULL && (s->host.n_strangers >= SERVER_STRANGER_PLACES || fd >= s->max_fd)) {
         (void)close(fd);
         return true;
@@ -404,6 +413,7 @@ static kvs_status start_listener(server *s, listener *l, kvs_err *err)
 kvs_status server_start(server *s, core *c, mailbox *m, kvs_err *err)
 {
     conn_host_init(&s->host, s->cfg.loop, c, m, s->cfg.config);
+    s->host.edge = s->cfg.edge;
     (void)uv_timer_init(s->cfg.loop, &s->timer);
     (void)uv_prepare_init(s->cfg.loop, &s->prepare);
     (void)uv_idle_init(s->cfg.loop, &s->no_wait);

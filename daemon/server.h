@@ -14,6 +14,7 @@
 
 #include "config/config.h"
 #include "daemon/mailbox.h"
+#include "daemon/metrics.h"
 #include "daemon/request.h"
 
 enum {
@@ -28,6 +29,7 @@ typedef struct server_config {
     uv_loop_t *loop;
     const config *config;      /* limits are read at every use: a reload may change them */
     int admin_fd;              /* listening socket of the service manager, taken also on failure; -1: bind the path */
+    metrics_edge *edge;        /* or NULL */
     const int *tenant_fds;     /* the same, one a tenant of the config; borrowed by server_create; NULL: bind all */
     void (*on_turn)(void *ud); /* may be NULL */
     void *ud;

@@ -1,10 +1,13 @@
 #include "daemon/core.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "config/json.h"
+#include "daemon/metrics_text.h"
+#include "daemon/report.h"
 
 /* The JSON texts of STATUS.  Numbers are whole unless the key says otherwise; ratios are null at 0/0. */
 
@@ -27,6 +30,8 @@ static void put_pool(const core *c, json_writer *w)
     pool_get_bytes(c->pool, &b);
     json_begin_object(w, "pool");
     json_put_u64(w, "max_bytes", b.max);
+    json_put_u64(w, "reserved_bytes", pool_reserved(c->pool));
+    json_put_u64(w, "giving_up_bytes", b.giving_up);
     json_put_u64(w, "arena_bytes", b.arena);
     json_put_u64(w, "unassigned_bytes", b.unassigned);
     json_put_u64(w, "waste_bytes", b.waste);
@@ -149,10 +154,13 @@ void status_put_limits(const config *cfg, json_writer *w)
 void status_put_health(const core *c, json_writer *w)
 {
     static const char *const names[] = {"ok", "starting", "degraded", "draining"};
+    char why[REPORT_BYTES];
     uint32_t reasons = 0;
 
     json_put_string(w, "health", names[core_health(c, &reasons)]);
     json_put_u64(w, "health_reasons", reasons);
+    report_reasons(why, sizeof why, reasons);
+    json_put_string(w, "health_why", why);
 }
 
 static void put_device(const device *d, json_writer *w)
@@ -187,7 +195,7 @@ static void put_summary(const core *c, json_writer *w)
     json_put_u64(w, "clients", c->n_clients);
     json_put_u64(w, "admins", c->n_admins);
     json_put_u64(w, "in_flight", c->n_requests);
-    json_put_u64(w, "answered", c->n_answered);
+    json_put_u64(w, "answered", c->counts.answered);
     json_put_bool(w, "drained", c->paused);
     json_put_u64(w, "reloads", c->n_reloads);
     json_put_u64(w, "reloads_failed", c->n_reloads_failed);
@@ -386,10 +394,27 @@ static void put_fsck(const core *c, json_writer *w)
     put_directory(c, w);
 }
 
+static void put_metrics(const core *c, json_writer *w)
+{
+    metrics_snapshot *s = calloc(1, sizeof(*s));
+
+    if (!s) { /* an open container: json_text gives NULL, and the request is refused for want of memory */
+        json_begin_object(w, NULL);
+        return;
+    }
+    metrics_fill(c, c->now_us, s);
+    metrics_json(s, w);
+    free(s);
+}
+
 void status_text(const core *c, const wire_status_req *q, json_writer *w)
 {
     lease_list list = {c->config, w};
 
+    if (q->section == WIRE_SECTION_METRICS) {
+        put_metrics(c, w);
+        return;
+    }
     json_begin_object(w, NULL);
     switch ((enum wire_section)q->section) {
     case WIRE_SECTION_SUMMARY:
@@ -412,6 +437,7 @@ void status_text(const core *c, const wire_status_req *q, json_writer *w)
     case WIRE_SECTION_FSCK:
         put_fsck(c, w);
         break;
+    case WIRE_SECTION_METRICS:
     case WIRE_SECTION_TENANTS:
         tenants_text(c, w);
         break;

@@ -4,12 +4,17 @@
 #include <string.h>
 #include <time.h>
 
-uint64_t thread_now_us(void)
+uint64_t thread_now_ns(void)
 {
     struct timespec t;
 
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+uint64_t thread_now_us(void)
+{
+    return thread_now_ns() / 1000;
 }
 
 int thread_cond_init(pthread_cond_t *c)

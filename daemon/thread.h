@@ -12,6 +12,7 @@
 #include "proto/status.h"
 
 uint64_t thread_now_us(void); /* monotonic */
+uint64_t thread_now_ns(void);
 
 /* A condition whose timed wait counts on the monotonic clock: a clock that is set does not stall a worker. */
 int thread_cond_init(pthread_cond_t *c);

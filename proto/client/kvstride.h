@@ -384,6 +384,7 @@ enum kvs_section {
     KVS_SECTION_NAMESPACES = 4,
     KVS_SECTION_FSCK = 5,
     KVS_SECTION_TENANTS = 6,
+    KVS_SECTION_METRICS = 7, /* what GET /metrics.json gives */
 };
 typedef struct kvs_report_args {
     uint32_t section, limit; /* limit 0: the daemon's default */

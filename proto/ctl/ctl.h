@@ -33,7 +33,7 @@ typedef struct ctl {
     const char *socket, *trace; /* NULL: not given */
     uint64_t timeout_ms, limit; /* never "not given": main.c has their defaults */
     uint64_t ns;                /* CTL_NO_NS: not given */
-    uint64_t blocks, layers, tokens, clients, seconds;
+    uint64_t blocks, layers, tokens, clients, seconds, interval;
     char **args; /* words behind the command */
     int n_args;
 } ctl;
@@ -47,6 +47,7 @@ typedef struct ctl_command {
 } ctl_command;
 
 int ctl_status(const ctl *c);
+int ctl_stats(const ctl *c);
 int ctl_ping(const ctl *c);
 int ctl_health(const ctl *c);
 int ctl_ls(const ctl *c);

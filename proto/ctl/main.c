@@ -12,6 +12,9 @@
 static const ctl_command COMMANDS[] = {
     {"status", "", "numbers of the daemon: pool, layouts, hits, movers, clients", "socket timeout-ms", "", 0,
      ctl_status},
+    {"stats", "", "counters since the start, or rates every --interval N", "socket timeout-ms interval seconds",
+     "Rates go on until --seconds or a signal.  With --json: what the daemon counts, one document a line.\n", 0,
+     ctl_stats},
     {"ping", "", "one round trip, and how long it took", "socket timeout-ms", "", 0, ctl_ping},
     {"health", "", "ok, starting, degraded or draining; exit 1 unless ok", "socket timeout-ms", "", 0, ctl_health},
     {"ls", "", "blocks in the pool", "socket timeout-ms ns limit", "", 0, ctl_ls},
@@ -69,6 +72,7 @@ static const option_row ROWS[] = {
     {"dry-run", "", "change nothing, say what would be", FLAG, false, offsetof(ctl, dry_run), 0, 0},
     {"off", "", "take work again", FLAG, false, offsetof(ctl, off), 0, 0},
     {"seconds", "N", "stop after N seconds", WHOLE, false, offsetof(ctl, seconds), 1, 86400},
+    {"interval", "N", "rates, every N seconds", WHOLE, false, offsetof(ctl, interval), 1, 86400},
     {"trace", "FILE", "JSON Lines with \"hash_ids\"", TEXT, false, offsetof(ctl, trace), 0, 0},
     {"blocks", "N", "blocks that the private daemon holds, exactly", WHOLE, false, offsetof(ctl, blocks), 1,
      UINT32_MAX - 1},

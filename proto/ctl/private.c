@@ -80,7 +80,7 @@ static void daemon_path(char *buf, size_t cap)
 
 static void child(const private_daemon *d, const char *const *settings, uint32_t n, pid_t parent)
 {
-    const char *argv[8 + 2 * MAX_SETTINGS];
+    const char *argv[10 + 2 * MAX_SETTINGS];
     char program[4096];
     uint32_t a = 0;
     int fd;
@@ -93,6 +93,8 @@ static void child(const private_daemon *d, const char *const *settings, uint32_t
     argv[a++] = d->admin;
     argv[a++] = "--config"; /* of its own: the host's file is not for us */
     argv[a++] = d->config;
+    argv[a++] = "--set";
+    argv[a++] = "metrics.enabled=false";
     for (uint32_t i = 0; i < n && i < MAX_SETTINGS; i++) {
         argv[a++] = "--set";
         argv[a++] = settings[i];

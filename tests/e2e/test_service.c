@@ -85,13 +85,13 @@ Test(service, the_copy_is_what_was_in_use)
     struct stat st;
 
     start_with_copy("{\"pool\": {\"max_bytes\": \"16MiB\"}, \"limits\": {\"max_clients\": 5}}");
-    daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"32MiB\"}, \"limits\": {\"max_clients\": 9}}");
+    daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"16MiB\", \"max_slots\": 5}, \"limits\": {\"max_clients\": 9}}");
     (void)kill(d.pid, SIGHUP);
-    cr_assert(daemon_wait_log(&d, "needs_restart=pool.max_bytes", 1, 5000));
+    cr_assert(daemon_wait_log(&d, "needs_restart=pool.max_slots", 1, 5000));
     cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
     cr_assert_eq(daemon_run(&d, print, out, sizeof out), 0);
     cr_assert_not_null(strstr(out, "\"max_clients\": 9"), "a reload is accepted");
-    cr_assert_not_null(strstr(out, "\"max_bytes\": \"16MiB\""), "a size that was never tried is not");
+    cr_assert_not_null(strstr(out, "\"max_slots\": 0"), "a cap that was never tried is not");
     cr_assert_eq(stat(accepted, &st), 0);
     cr_assert_eq(st.st_mode & 0777, 0600);
 }

@@ -99,11 +99,11 @@ Test(signals, a_service_manager_that_does_not_read_stops_nothing)
 Test(signals, hang_up_applies_what_may_change)
 {
     cr_assert(daemon_start(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"limits\": {\"max_clients\": 5}}"));
-    daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"32MiB\"}, \"limits\": {\"max_clients\": 1}}");
+    daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"16MiB\", \"max_slots\": 5}, \"limits\": {\"max_clients\": 1}}");
     (void)kill(d.pid, SIGHUP);
     cr_assert(daemon_wait_notified(&d, "RELOADING=1", 5000));
     cr_assert(daemon_wait_notified(&d, "READY=1", 5000));
-    cr_assert(daemon_wait_log(&d, "changed=limits.max_clients needs_restart=pool.max_bytes", 1, 5000));
+    cr_assert(daemon_wait_log(&d, "changed=limits.max_clients needs_restart=pool.max_slots", 1, 5000));
     {
         raw_client first, second;
 

@@ -517,17 +517,26 @@ static kvs_status ask_reload(bool dry_run, char *buf, size_t cap)
     return s;
 }
 
-static void status_has(uint32_t section, const char *text)
+static bool status_says(uint32_t section, const char *text)
 {
     kvs_report_args a = {.section = section, .ns = KVS_ALL};
     kvs_client *admin = NULL;
     char *all = NULL;
+    bool found;
 
     cr_assert_eq(open_client(&admin, d.admin), KVS_OK, "%s", err.msg);
     cr_assert_eq(kvs_report_alloc(admin, &a, &all, NULL, 0, &err), KVS_OK, "%s", err.msg);
-    cr_assert_not_null(strstr(all, text), "%s is not in %s", text, all);
+    found = strstr(all, text) != NULL;
+    if (!found)
+        (void)snprintf(err.msg, sizeof err.msg, "%.180s", all);
     kvs_free(all);
     kvs_close(admin);
+    return found;
+}
+
+static void status_has(uint32_t section, const char *text)
+{
+    cr_assert(status_says(section, text), "%s is not in %s", text, err.msg);
 }
 
 static void reconfigure(const char *of_blue, const char *of_red)
@@ -693,6 +702,73 @@ Test(tenants_e2e, admin_verbs_are_refused_on_a_tenants_socket)
 {
     begin("", "");
     run_child(BLUE, asks_for_what_operators_do);
+    end();
+}
+
+/* ---- the pool gets another size ---- */
+
+static void fills_pools_of_three_sizes(void)
+{
+    engine e;
+
+    engine_open(&e, red);
+    for (uint32_t i = 0; i < 200; i++)
+        CHECK(store_one(&e, 1000 + i) == KVS_OK);
+    CHECK(hits(e.ns, 1000, 200) == 3 * 14); /* of 4 MiB, 14 an extent */
+    pause_child();
+    for (uint32_t i = 0; i < 200; i++)
+        CHECK(store_one(&e, 2000 + i) == KVS_OK);
+    CHECK(hits(e.ns, 2000, 200) == 12 * 14);
+    pause_child();
+    CHECK(hits(e.ns, 2000, 200) == 2 * 14);
+    for (uint32_t i = 0; i < 200; i++)
+        CHECK(store_one(&e, 3000 + i) == KVS_OK);
+    CHECK(hits(e.ns, 3000, 200) == 2 * 14);
+    CHECK(load_one(&e, 3199) == KVS_OK);
+    kvs_close(e.c);
+}
+
+static void pool_of(const char *bytes)
+{
+    char text[2048], both[2048], *at;
+
+    configure(both, sizeof both, "", "");
+    at = strstr(both, "\"tenants\"");
+    (void)snprintf(
+        text, sizeof text,
+        "{\"pool\": {\"max_bytes\": \"%s\", \"extent_bytes\": \"4MiB\"}, \"device\": {\"kind\": \"cpu\"}, %s", bytes,
+        at);
+    daemon_configure(&d, text);
+}
+
+Test(tenants_e2e, a_reload_makes_the_pool_larger_and_smaller_under_a_client)
+{
+    char text[4096];
+    child worker;
+
+    begin("", "");
+    cr_assert_eq(daemon_stop(&d, SIGTERM), 0);
+    pool_of("12MiB");
+    daemon_spawn(&d, NULL);
+    cr_assert(daemon_wait_notified(&d, "READY=1", 10000));
+    worker = start_child(RED, fills_pools_of_three_sizes);
+    wait_pause(&worker);
+    pool_of("64MiB");
+    cr_assert_eq(ask_reload(true, text, sizeof text), KVS_E_CONFIG);
+    cr_assert_not_null(strstr(err.msg, "take a restart; 4194304..50331648"), "%s", err.msg);
+    pool_of("48MiB");
+    cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
+    cr_assert_not_null(strstr(text, "\"key\":\"pool.max_bytes\",\"from\":\"12MiB\",\"to\":\"48MiB\""), "%s", text);
+    while (daemon_alive(&d) && !status_says(KVS_SECTION_SUMMARY, "\"arena_bytes\":50331648"))
+        ;
+    cr_assert_eq(write(worker.go, "x", 1), 1);
+    wait_pause(&worker);
+    pool_of("8MiB");
+    cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
+    while (daemon_alive(&d) && !status_says(KVS_SECTION_SUMMARY, "\"giving_up_bytes\":0,\"arena_bytes\":8388608"))
+        ;
+    finish_child(&worker);
+    cr_assert(daemon_wait_log(&d, "arena_piece_dropped bytes=37748736", 1, 5000));
     end();
 }
 

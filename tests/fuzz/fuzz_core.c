@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/metrics.h"
 #include "daemon/request.h"
 #include "proto/layout.h"
 #include "tests/support/sink.h"
@@ -755,6 +756,16 @@ static void expect_even_sums(void)
     MUST(c->fsck_good);
 }
 
+static void expect_even_counts(void)
+{
+    static metrics_snapshot s;
+
+    metrics_fill(w.core, w.now_us, &s);
+    for (int i = 0; i < METRICS_RULES; i++)
+        MUST(s.error[i] == 0);
+    MUST(s.counts.in_flight == 0 && s.import_bytes == 0);
+}
+
 static void close_world(void)
 {
     expect_all_answered();
@@ -764,6 +775,7 @@ static void close_world(void)
     core_stop(w.core);
     run_completions();
     MUST(core_is_idle(w.core));
+    expect_even_counts();
     core_destroy(w.core);
     w.dev->ops->close(w.dev);
     sink_fini(&w.sink);

@@ -32,12 +32,12 @@ class Daemon:
         program = daemon_program()
         self._folder = tempfile.TemporaryDirectory(prefix="kvs-python-")
         folder = self._folder.name
-        self.socket, self.admin = f"{folder}/socket", f"{folder}/admin"
+        self.socket, self.admin, self.metrics = f"{folder}/socket", f"{folder}/admin", f"{folder}/metrics"
         config = pathlib.Path(folder, "config.json")
         config.write_text("{}")
         self.log = pathlib.Path(folder, "log")
         command = [program, "--config", str(config), "--socket", self.socket, "--admin-socket", self.admin]
-        for setting in ("pool.max_bytes=64MiB", *settings):
+        for setting in ("pool.max_bytes=64MiB", f"metrics.path={self.metrics}", *settings):
             command += ["--set", setting]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -334,7 +334,7 @@ class Keys(WithDaemon):
             self.assertIsInstance(admin.status(section), dict)
         for client in (self.client, admin):
             with self.refused(Status.E_INVALID):
-                client._call(Op.STATUS, wire.REQUESTS[Op.STATUS].pack(section=7), None)
+                client._call(Op.STATUS, wire.REQUESTS[Op.STATUS].pack(section=99), None)
 
     def test_status_has_the_members_of_the_page(self) -> None:
         text = PROTOCOL.read_text()

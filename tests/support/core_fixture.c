@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "config/json.h"
+#include "daemon/metrics.h"
 
 /* ---- the daemon ---- */
 
@@ -61,11 +62,25 @@ void fx_advance(fx *f, uint64_t us)
     (void)core_tick(f->core, f->now_us);
 }
 
+static void check_sums(const fx *f)
+{
+    metrics_snapshot *s = calloc(1, sizeof *s);
+
+    cr_assert_not_null(s);
+    metrics_fill(f->core, f->now_us, s);
+    for (int i = 0; i < METRICS_RULES; i++)
+        cr_assert_eq(s->error[i], 0, "rule %s: off by %lld", metrics_rule_name(i), (long long)s->error[i]);
+    cr_assert_eq(s->counts.in_flight, 0);
+    cr_assert_eq(s->import_bytes, 0);
+    free(s);
+}
+
 void fx_close(fx *f)
 {
     core_stop(f->core);
     (void)sink_run_until(&f->sink, sink_posted(&f->sink));
     cr_assert(core_is_idle(f->core), "requests or unmappings are left");
+    check_sums(f);
     core_destroy(f->core);
     f->dev->ops->close(f->dev);
     sink_fini(&f->sink);

@@ -61,6 +61,7 @@ void daemon_init(daemon_fixture *d)
         die("mkdtemp");
     (void)snprintf(d->socket, sizeof d->socket, "%s/s.sock", d->dir);
     (void)snprintf(d->admin, sizeof d->admin, "%s/a.sock", d->dir);
+    (void)snprintf(d->metrics, sizeof d->metrics, "%s/m.sock", d->dir);
     (void)snprintf(d->config, sizeof d->config, "%s/config.json", d->dir);
     (void)snprintf(d->log, sizeof d->log, "%s/log", d->dir);
     d->notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -186,10 +187,12 @@ static void prepare(const daemon_fixture *d)
 void daemon_spawn(daemon_fixture *d, const char *const *more)
 {
     char program[4096], drained[1024];
-    const char *args[MAX_ARGS] = {"kvstrided", "--config",       d->config, "--socket",
-                                  d->socket,   "--admin-socket", d->admin};
-    int n = 7;
+    char metrics[128];
+    const char *args[MAX_ARGS] = {"kvstrided",      "--config", d->config, "--socket", d->socket,
+                                  "--admin-socket", d->admin,   "--set",   metrics};
+    int n = 9;
 
+    (void)snprintf(metrics, sizeof metrics, "metrics.path=%s", d->metrics);
     while (more != NULL && *more != NULL && n < MAX_ARGS - 1)
         args[n++] = *more++;
     while (hear(d, drained, sizeof drained))

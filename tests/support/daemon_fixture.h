@@ -19,7 +19,7 @@ typedef struct daemon_fixture {
     int *stored_fd;   /* [2] the manager's store, "kvs-arena" and "kvs-table", handed over at each start; -1: empty.
                        * NULL: it has none */
     char dir[64];
-    char socket[96], admin[96], config[96], log[96]; /* paths in it */
+    char socket[96], admin[96], metrics[96], config[96], log[96]; /* paths in it */
 } daemon_fixture;
 
 void daemon_init(daemon_fixture *d);

@@ -56,7 +56,9 @@ class Machine:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not has_base(self.folder):
             fresh = self.base.with_suffix(".new")
-            shutil.rmtree(fresh, ignore_errors=True)
+            if fresh.exists():  # of a run that was cut off: what it mounted comes first
+                subprocess.run(["umount", str(fresh / "proc"), str(fresh / "sys")], stderr=subprocess.DEVNULL, check=False)
+                subprocess.run(["rm", "-rf", "--one-file-system", str(fresh)], check=True)
             with open(self.folder / "debootstrap.log", "wb") as log:
                 command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", codename(), str(fresh)]
                 subprocess.run(command, stdout=log, stderr=log, check=True)

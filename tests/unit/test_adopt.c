@@ -3,10 +3,12 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -175,6 +177,27 @@ Test(adopt, keeps_namespaces_and_layouts_apart_and_gives_empty_ones_numbers_to_o
     end();
 }
 
+Test(adopt, charges_each_tenant_for_what_came_back)
+{
+    directory_tenant one, two;
+
+    live(2);
+    cr_assert_eq(fixture_store(&f, fixture_open(&f, 2, "model", 2), 10, 3, 0, 0), 3);
+    again();
+    directory_get_tenant(f.dir, 1, &one);
+    directory_get_tenant(f.dir, 2, &two);
+    cr_assert_eq(one.used_bytes, 2 * FIXTURE_SLOT_BYTES);
+    cr_assert_eq(two.used_bytes, 3 * FIXTURE_SLOT_BYTES);
+    cr_assert_eq(two.n_namespaces, 1);
+    directory_limit_tenant(f.dir, 2, 2 * FIXTURE_SLOT_BYTES, 0);
+    while (directory_step(f.dir))
+        ;
+    directory_get_tenant(f.dir, 2, &two);
+    cr_assert_eq(two.used_bytes, 2 * FIXTURE_SLOT_BYTES, "a quota that was lowered meanwhile holds");
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, 2), 2);
+    end();
+}
+
 static bool only_tenant_1(void *ud, const char *name, uint32_t *ret)
 {
     (void)ud;
@@ -294,20 +317,28 @@ static void expect_cold(const char *why)
     fixture_check(&f);
 }
 
-Test(adopt, starts_cold_with_a_smaller_pool_and_gives_its_memory_back)
+Test(adopt, keeps_what_lies_within_a_smaller_pool_and_gives_the_rest_back)
 {
+    enum { KEPT = PER_EXTENT * (EXTENTS - 2) };
     pool_config c = config_of(EXTENTS - 2);
     struct stat st;
 
-    live(5);
+    live(PER_EXTENT * EXTENTS);
     for (uint32_t i = 0; i < EXTENTS * EXTENT; i += 4096)
         cr_assert_eq(pwrite(memory.arena_fd, "x", 1, i), 1);
     again_with(&c);
-    expect_cold("extents: found 4, wanted 2");
+    cr_assert(adoption()->adopted, "%s", adoption()->why);
+    cr_assert_eq(fixture_stats(&f).n_ready, KEPT);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, PER_EXTENT * EXTENTS), KEPT);
     cr_assert_eq(fstat(memory.arena_fd, &st), 0);
     cr_assert_leq((uint64_t)st.st_blocks * 512, (EXTENTS - 2) * EXTENT);
+    fixture_check(&f);
     again_with(&c);
-    cr_assert_eq(fixture_lookup(&f, f.ns, 1, 2), 2, "what it stored then comes back");
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, KEPT), KEPT);
+    c = config_of(EXTENTS);
+    again_with(&c);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, KEPT), KEPT, "and in one that is larger again");
+    cr_assert_eq(fixture_stats(&f).n_ready, KEPT, "what was given up does not come back");
     end();
 }
 
@@ -415,6 +446,46 @@ Test(adopt, survives_any_one_wrong_byte_of_the_table)
             (void)fixture_store(&f, f.ns, 1, PER_EXTENT * 2, 0, 0);
     }
     end();
+}
+
+/* A write to a page that a full tmpfs cannot give would be SIGBUS: it must be an ordinary lack of space. */
+Test(adopt, lives_with_a_tmpfs_that_is_full)
+{
+    char dir[] = "/tmp/kvs-adopt-XXXXXX";
+    pool_config c = {.max_bytes = 4 << 20, .extent_bytes = 1 << 20, .memory = &memory};
+    uint32_t ns, stored = 0;
+    kvs_err err = {0};
+
+    cr_assert_not_null(mkdtemp(dir));
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("kvs", dir, "tmpfs", 0, "size=112k,mode=0700") != 0) {
+        (void)rmdir(dir);
+        cr_skip_test("needs root to mount a small tmpfs");
+    }
+    cr_assert_eq(persist_open(&memory, dir, -1, -1, &err), KVS_OK, "%s", err.msg);
+    fixture_init_with(&f, &c);
+    ns = fixture_open(&f, 1, "thin", 1);
+    for (uint32_t i = 0; i < 4000; i++)
+        stored += fixture_store(&f, ns, 1 + i, 1, 0, 0);
+    cr_assert_gt(stored, 3000, "others made room");
+    cr_assert_gt(fixture_stats(&f).n_ready, 100);
+    cr_assert_lt(fixture_stats(&f).n_ready, 1000);
+    for (uint32_t i = 0; i < 100 && err.status == KVS_OK; i++) {
+        char name[16];
+        kvs_plane planes[200];
+        uint8_t canon[16384];
+        kvs_namespace desc;
+        size_t len = 0;
+
+        (void)snprintf(name, sizeof name, "m%u", i);
+        cr_assert_eq(kvs_namespace_mla(name, "w", KVS_FORMAT_mla_bf16, 200, 1, planes, &desc, NULL), KVS_OK);
+        cr_assert_eq(kvs_namespace_encode(&desc, canon, sizeof canon, &len, NULL), KVS_OK);
+        (void)directory_open(f.dir, 1, canon, len, &ns, &err);
+    }
+    cr_assert_eq(err.status, KVS_E_NO_SPACE, "%s", err.msg);
+    end();
+    cr_assert_eq(umount(dir), 0);
+    cr_assert_eq(rmdir(dir), 0);
 }
 
 /* ---- the memories ---- */

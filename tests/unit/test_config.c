@@ -740,7 +740,7 @@ Test(config, changes_are_listed_with_both_values_and_what_they_need)
     config_default(&a);
     cr_assert_eq(config_changed(&a, &b, on_change, &s), 4);
     cr_assert_eq(s.n, 4);
-    cr_assert_str_eq(s.text, "socket.mode 0660->0666 restart\npool.max_bytes 1GiB->2GiB restart\n"
+    cr_assert_str_eq(s.text, "socket.mode 0660->0666 restart\npool.max_bytes 1GiB->2GiB reload\n"
                              "pool.checksum true->false reload\nlog.level info->debug reload\n");
     cr_assert_eq(config_changed(&a, &a, on_change, &s), 0);
     cr_assert_eq(s.n, 4);

@@ -268,3 +268,163 @@ Test(tenant, cannot_use_up_the_namespaces_and_layouts_of_the_others)
     cr_assert_eq(directory_open(f.dir, FIXTURE_TENANTS, canon, 1, &n, &err), KVS_E_DENIED);
     fixture_fini(&f);
 }
+
+/* ---- a pool of another size ---- */
+
+enum { EXTENT = 16 << 10, PER_EXTENT = EXTENT / FIXTURE_SLOT_BYTES };
+
+static void resize(fixture *f, uint32_t n_extents)
+{
+    kvs_err err = {0};
+    uint64_t bytes;
+    void *at;
+
+    cr_assert_eq(pool_resize(f->pool, (uint64_t)n_extents * EXTENT, &err), KVS_OK, "%s", err.msg);
+    directory_resized(f->dir);
+    fixture_check(f);
+    while (directory_step(f->dir))
+        fixture_check(f);
+    while (pool_next_piece(f->pool, &at, &bytes)) {
+        pool_piece_usable(f->pool);
+        fixture_check(f);
+    }
+}
+
+static pool_bytes bytes_of(const fixture *f)
+{
+    pool_bytes b;
+
+    pool_get_bytes(f->pool, &b);
+    return b;
+}
+
+Test(resize, grows_into_what_was_reserved_and_no_further)
+{
+    fixture f;
+    kvs_err err = {0};
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 2 * EXTENT, .extent_bytes = EXTENT, .reserve_bytes = 8 * EXTENT});
+    cr_assert_eq(pool_reserved(f.pool), 8 * EXTENT);
+    cr_assert_eq(bytes_of(&f).max, 2 * EXTENT);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 8 * PER_EXTENT, 0, 0), 2 * PER_EXTENT);
+    resize(&f, 8);
+    cr_assert_eq(bytes_of(&f).arena, 8 * EXTENT);
+    cr_assert_eq(fixture_store(&f, f.ns, 1000, 6 * PER_EXTENT, 0, 0), 6 * PER_EXTENT);
+    cr_assert_eq(found(&f, f.ns, 1, 2 * PER_EXTENT), 2 * PER_EXTENT, "nothing had to go");
+    cr_assert_eq(pool_resize(f.pool, 9 * EXTENT, &err), KVS_E_LIMIT);
+    cr_assert_eq(pool_resize(f.pool, EXTENT - 1, &err), KVS_E_LIMIT);
+    fixture_fini(&f);
+}
+
+Test(resize, shrinks_by_emptying_extents_from_the_end_and_keeps_the_others)
+{
+    fixture f;
+    void *at = NULL;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 8 * EXTENT, .extent_bytes = EXTENT});
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 8 * PER_EXTENT, 0, 0), 8 * PER_EXTENT);
+    resize(&f, 3);
+    cr_assert_eq(bytes_of(&f).arena, 3 * EXTENT);
+    cr_assert_eq(bytes_of(&f).max, 3 * EXTENT);
+    cr_assert_eq(bytes_of(&f).giving_up, 0);
+    cr_assert_eq(found(&f, f.ns, 1, 3 * PER_EXTENT), 3 * PER_EXTENT);
+    cr_assert_eq(found(&f, f.ns, 1, 8 * PER_EXTENT), 3 * PER_EXTENT);
+    cr_assert_not(pool_drop_piece(f.pool, 8 * EXTENT, &at), "the one piece is used in part");
+    cr_assert(pool_drop_piece(f.pool, 5 * EXTENT, &at));
+    fixture_check(&f);
+    resize(&f, 8);
+    cr_assert_eq(bytes_of(&f).arena, 8 * EXTENT, "and comes again");
+    cr_assert_eq(fixture_store(&f, f.ns, 1000, 5 * PER_EXTENT, 0, 0), 5 * PER_EXTENT);
+    fixture_fini(&f);
+}
+
+Test(resize, waits_for_what_is_held_or_pinned)
+{
+    fixture f;
+    pool_slot held;
+    void *at = NULL;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 4 * EXTENT, .extent_bytes = EXTENT});
+    for (uint64_t id = 1; id <= 4 * PER_EXTENT; id++)
+        cr_assert_eq(fixture_store(&f, f.ns, id, 1, 0, 0), 1);
+    cr_assert_eq(fixture_hold(&f, f.ns, 4 * PER_EXTENT, &held), KVS_OK);
+    cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(3 * PER_EXTENT, 1)), KVS_OK);
+    resize(&f, 2);
+    cr_assert_eq(bytes_of(&f).giving_up, 2 * EXTENT);
+    cr_assert_eq(tenant(&f, A).used_bytes, (2 * PER_EXTENT + 2) * SLOT);
+    cr_assert_not(pool_drop_piece(f.pool, 2 * EXTENT, &at));
+    cr_assert_eq(fixture_store(&f, f.ns, 900, 1, 0, 0), 1, "by evicting, not from there");
+    directory_unhold(f.dir, held);
+    cr_assert_eq(bytes_of(&f).giving_up, EXTENT);
+    cr_assert_eq(directory_unpin(f.dir, f.ns, fixture_keys(3 * PER_EXTENT, 1)), KVS_OK);
+    cr_assert_eq(bytes_of(&f).giving_up, 0);
+    cr_assert(pool_drop_piece(f.pool, 2 * EXTENT, &at));
+    fixture_fini(&f);
+}
+
+/* 98 blocks, 60 pinned, 20 being written: smaller than what is in use, then larger, then the pins go. */
+Test(resize, below_what_is_pinned_it_converges_as_the_pins_go)
+{
+    enum { SIZE = 14, PINNED = 60, WRITING = 20 };
+    static const uint32_t sizes[] = {SIZE / 2, 1, 2 * SIZE, 1};
+    fixture f;
+
+    fixture_init_with(
+        &f, &(pool_config){.max_bytes = SIZE * EXTENT, .extent_bytes = EXTENT, .reserve_bytes = 2 * SIZE * EXTENT});
+    for (uint64_t id = 1; id <= SIZE * PER_EXTENT - WRITING; id++)
+        cr_assert_eq(fixture_store(&f, f.ns, id, 1, 0, 0), 1);
+    for (uint64_t id = 1; id <= PINNED; id++)
+        cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(id, 1)), KVS_OK);
+    fixture_admit(&f, f.ns, 1000, WRITING, 0, 0);
+    cr_assert_eq(f.status[WRITING - 1], KVS_OK);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        resize(&f, sizes[i]);
+        cr_assert_eq(bytes_of(&f).max, (uint64_t)sizes[i] * EXTENT);
+        cr_assert_eq(found(&f, f.ns, 1, PINNED), PINNED);
+    }
+    for (uint32_t i = 0; i < WRITING; i++)
+        cr_assert_eq(directory_commit(f.dir, f.slot[i], 0), KVS_OK, "what was admitted is finished");
+    fixture_check(&f);
+    cr_assert_gt(bytes_of(&f).giving_up, 0);
+    for (uint64_t id = 1; id <= PINNED; id++)
+        cr_assert_eq(directory_unpin(f.dir, f.ns, fixture_keys(id, 1)), KVS_OK);
+    fixture_check(&f);
+    cr_assert_eq(bytes_of(&f).giving_up, 0);
+    cr_assert_eq(bytes_of(&f).arena, EXTENT);
+    fixture_fini(&f);
+}
+
+Test(resize, larger_again_it_has_all_of_its_room_again)
+{
+    fixture f;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 4 * EXTENT, .extent_bytes = EXTENT});
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 4 * PER_EXTENT, 0, 0), 4 * PER_EXTENT);
+    cr_assert_eq(pool_resize(f.pool, EXTENT, NULL), KVS_OK);
+    directory_resized(f.dir); /* and before a step has emptied anything */
+    resize(&f, 4);
+    cr_assert_eq(bytes_of(&f).giving_up, 0);
+    cr_assert_eq(fixture_store(&f, f.ns, 1000, 3 * PER_EXTENT, 0, 0), 3 * PER_EXTENT);
+    cr_assert_eq(found(&f, f.ns, 1, PER_EXTENT), PER_EXTENT);
+    fixture_fini(&f);
+}
+
+Test(resize, a_change_of_mind_leaves_the_books_right)
+{
+    fixture f;
+    uint32_t size[] = {5, 1, 8, 2, 7, 3, 8, 1, 4};
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 8 * EXTENT, .extent_bytes = EXTENT});
+    for (size_t i = 0; i < sizeof size / sizeof size[0]; i++) {
+        kvs_err err = {0};
+
+        (void)fixture_store(&f, f.ns, 1 + 100 * i, 6 * PER_EXTENT, 0, 0);
+        cr_assert_eq(pool_resize(f.pool, (uint64_t)size[i] * EXTENT, &err), KVS_OK);
+        directory_resized(f.dir);
+        (void)directory_step(f.dir);
+        fixture_check(&f);
+        (void)fixture_store(&f, f.ns, 5000 + 100 * i, 2 * PER_EXTENT, 0, 0);
+        fixture_check(&f);
+    }
+    fixture_fini(&f);
+}

@@ -145,14 +145,14 @@ Test(options, reloads_what_may_change_and_names_what_waits)
     fresh = live;
     fresh.max_clients = 9;
     (void)snprintf(fresh.log_level, sizeof fresh.log_level, "debug");
-    fresh.pool_max_bytes = CONFIG_GIB(2);
+    fresh.pool_max_slots = 2;
     (void)snprintf(fresh.socket_path, sizeof fresh.socket_path, "/tmp/other.sock");
     cr_assert_eq(options_reload(&live, &fresh, changed, kept, sizeof changed, NULL), KVS_OK);
     cr_assert_str_eq(changed, "limits.max_clients,log.level");
-    cr_assert_str_eq(kept, "socket.path,pool.max_bytes");
+    cr_assert_str_eq(kept, "socket.path,pool.max_slots");
     cr_assert_eq(live.max_clients, 9);
     cr_assert_str_eq(live.log_level, "debug");
-    cr_assert_eq(live.pool_max_bytes, CONFIG_GIB(1));
+    cr_assert_eq(live.pool_max_slots, 0);
 }
 
 Test(options, reloads_nothing_that_breaks_a_rule)

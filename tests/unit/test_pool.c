@@ -185,7 +185,7 @@ Test(pool, gives_each_life_of_a_slot_a_clean_row_and_a_new_generation)
     cr_assert_eq(r->state, POOL_FREE);
     cr_assert_eq(pool_take(p, l, &s), KVS_OK);
     cr_assert_eq(r->gen, gen + 1);
-    cr_assert_eq(r->key[31] | r->ns | r->depth | r->checksum, 0);
+    cr_assert_eq(r->ns | r->depth | r->checksum, 0);
     cr_assert_eq(r->parent, POOL_NONE);
     cr_assert_null(pool_row_of(p, POOL_NONE));
     finish(p);

@@ -42,6 +42,16 @@ Test(report, says_why_it_is_degraded)
     cr_assert(report_update(&r, &f, 2), "nothing more will come, so it need not wait");
 }
 
+Test(report, reasons_that_do_not_fit_are_cut)
+{
+    char buf[32];
+
+    report_reasons(buf, sizeof buf, 0);
+    cr_assert_str_eq(buf, "");
+    report_reasons(buf, sizeof buf, UINT32_MAX);
+    cr_assert_eq(strlen(buf), sizeof buf - 1);
+}
+
 Test(report, a_note_cannot_speak_to_the_manager)
 {
     report r = {0};

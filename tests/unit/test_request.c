@@ -324,11 +324,11 @@ Test(request, the_admin_socket_moves_no_blocks_and_clients_see_the_summary_only)
     fx_admin_open(&admin, &f);
     cr_assert_eq(fx_status(&admin, WIRE_LOAD, fx_load_body(&(fx_move){0})), KVS_E_DENIED);
     cr_assert_eq(fx_status(&admin, WIRE_OPEN, fx_new()), KVS_E_DENIED);
-    for (uint32_t section = 0; section <= WIRE_SECTION_TENANTS + 1; section++) {
+    for (uint32_t section = 0; section <= WIRE_SECTION_METRICS + 1; section++) {
         b = fx_new();
         wire_put_status_req(&b->out, &(wire_status_req){.section = section, .ns = WIRE_NONE32});
         cr_assert_eq(fx_status(&c, WIRE_STATUS, b), section == 0                      ? KVS_OK
-                                                    : section <= WIRE_SECTION_TENANTS ? KVS_E_DENIED
+                                                    : section <= WIRE_SECTION_METRICS ? KVS_E_DENIED
                                                                                       : KVS_E_INVALID);
     }
     cr_assert_eq(fx_number(&admin, WIRE_SECTION_CLIENTS, "clients"), 2);

@@ -37,7 +37,7 @@ ABSENT, WRITING, READY = 0, 1, 2
 """States that LOOKUP tells."""
 WATCH_STORED, WATCH_REMOVED, WATCH_RESET = 1, 2, 4
 """Bits of `Client.watch`."""
-SECTIONS = {"summary": 0, "clients": 1, "leases": 2, "keys": 3, "namespaces": 4, "fsck": 5, "tenants": 6}
+SECTIONS = {"summary": 0, "clients": 1, "leases": 2, "keys": 3, "namespaces": 4, "fsck": 5, "tenants": 6, "metrics": 7}
 """Sections of `Client.status`."""
 
 _SPACE = socket.CMSG_SPACE(wire.MAX_FDS * 4)

@@ -35,7 +35,7 @@ PROTO   := $(call objects,$(call sources,proto))
 CONFIG  := $(call objects,$(call sources,config))
 KERNELS := $(call objects,$(call sources,kernels)) $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard kernels/*.cu)))
 DAEMON  := $(call objects,$(filter-out daemon/main.c,$(call sources,daemon)))
-CLIENT  := $(call objects,$(call sources,proto/client))
+CLIENT  := $(call objects,$(call sources,proto/client) kernels/client_cuda.c)
 CTL     := $(call objects,$(filter-out proto/ctl/main.c,$(call sources,proto/ctl)))
 SUPPORT := $(call objects,$(call sources,tests/support))
 # Archives, so that a test links what it uses and no more.

@@ -28,7 +28,7 @@
 #include "daemon/report.h"
 #include "daemon/request.h"
 #include "daemon/server.h"
-#include "kernels/device.h"
+#include "kernels/device_cuda.h"
 
 enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024, NOTE_BYTES = 256, HEARTBEAT_MS = 2000 };
 
@@ -517,10 +517,33 @@ static bool logs_to_journal(void)
 }
 
 /* ---- start ---- */
+static void log_device(const device *d)
+{
+    device_about about = {0};
+    char text[2 * sizeof about.name];
+
+    d->ops->about(d, &about);
+    log_event(LOG_LEVEL_INFO, "device", " kind=%s name=%s bytes=%llu idle_bytes=%llu", d->ops->name,
+              log_quote(text, sizeof text, about.name, strlen(about.name)), (unsigned long long)about.total_bytes,
+              (unsigned long long)about.idle_bytes);
+}
+
 static kvs_status open_device(const config *c, device **ret, kvs_err *err)
 {
-    if (strcmp(c->device_kind, "cuda") == 0)
-        return kvs_fail(err, KVS_E_UNSUPPORTED, "device.kind: \"cuda\" is not in this build; \"cpu\" and \"auto\" are");
+    char text[2 * KVS_ERR_MSG_BYTES];
+    kvs_err why = {0};
+    kvs_status s;
+
+    if (strcmp(c->device_kind, "cpu") == 0)
+        return device_cpu_open(ret, err);
+    s = device_cuda_open(ret, 0, &why);
+    if (s == KVS_OK)
+        log_device(*ret);
+    if (s == KVS_OK)
+        return s;
+    if (strcmp(c->device_kind, "cuda") == 0) /* a machine may have its driver at a later start */
+        return kvs_fail(err, KVS_E_SYS, "device.kind: cuda: %s", why.msg);
+    log_event(LOG_LEVEL_INFO, "device", " kind=cpu reason=%s", log_quote(text, sizeof text, why.msg, strlen(why.msg)));
     return device_cpu_open(ret, err);
 }
 

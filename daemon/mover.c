@@ -2,19 +2,14 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
-
-#include <xxhash.h>
-#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
-/* The same sums from the widest vectors of this machine: the plain build of the library knows SSE2 only,
- * which costs a third of a copy's speed. */
-#include <xxh_x86dispatch.h>
-#endif
+#include <unistd.h>
 
 #include "daemon/beat.h"
+#include "daemon/sums.h"
 #include "daemon/thread.h"
 #include "daemon/worker.h"
 
-enum { BATCH_COPIES = 256, SHARED_BLOCKS = 2 };
+enum { BATCH_COPIES = 256, SHARED_BLOCKS = 2, SUM_THREADS = 12 };
 #define BATCH_BYTES (UINT64_C(16) << 20)
 
 struct mover {
@@ -22,7 +17,9 @@ struct mover {
     device *dev;
     device_queue *queue;
     device_dir dir;
-    bool lost; /* the thread's: the device has said so once */
+    uint32_t depth; /* batches that are kept queued */
+    sums *sums;     /* NULL: the device is no faster than one thread's sums */
+    bool lost;      /* the thread's: the device has said so once */
     _Atomic uint64_t blocks, bytes;
     struct {
         _Atomic uint64_t blocks, bytes, busy_us;
@@ -34,9 +31,10 @@ typedef struct run {
     mover *m;
     mover_job *j;
     mover_place at;
-    size_t n;         /* copies in this batch */
-    size_t n_before;  /* of these, before the item at hand */
-    uint64_t bytes;   /* of this batch */
+    size_t n;        /* copies in this batch */
+    size_t n_before; /* of these, before the item at hand */
+    uint64_t bytes;  /* of this batch */
+    uint64_t turn_bytes;
     uint32_t most;    /* blocks that it may touch */
     uint64_t n_whole; /* blocks copied whole so far */
 } run;
@@ -109,7 +107,7 @@ static bool verified(run *r, mover_item *it)
 
     if (!it->verify || r->m->dir != DEVICE_LOAD)
         return true;
-    sum = XXH3_64bits(it->host, r->j->map->slot_bytes);
+    sum = sums_one(it->host, r->j->map->slot_bytes);
     if (sum == it->checksum)
         return true;
     it->status = kvs_fail(&err, KVS_E_CORRUPT, "item %" PRIu32 ": checksum is %016" PRIx64 ", stored with %016" PRIx64,
@@ -139,50 +137,58 @@ static void fill(run *r)
     }
 }
 
-static kvs_status copy_batch(run *r, kvs_err *err)
+static void submit(run *r)
 {
     const device_ops *ops = r->m->dev->ops;
-    uint64_t mark;
-    kvs_status s;
+    mover_batch *b = &r->j->flying[r->j->n_flying++];
 
+    *b = (mover_batch){.from = r->at};
+    fill(r);
+    b->to = r->at;
+    b->bytes = r->bytes;
     if (r->n == 0)
-        return KVS_OK;
+        return;
     beat_mark(BEAT_IN_CALL);
-    s = ops->copy(r->m->queue, r->m->copies, r->n, &mark, err);
-    if (s == KVS_OK)
-        s = ops->wait(r->m->queue, mark, err);
+    b->status = ops->copy(r->m->queue, r->m->copies, r->n, &b->mark, &b->err);
     beat_mark(BEAT_RUNNING);
-    return s;
+    b->queued = b->status == KVS_OK;
 }
 
-/* What the batch did for one of its items; whole: its last byte was in there.  The sum is taken over what the
- * arena holds, not over the device's side: a client may write there meanwhile. */
-static void settle_item(run *r, mover_item *it, bool whole, kvs_status s)
+/* What the batch did for one of its items; whole: its last byte was in there.  True: it is all there. */
+static bool settle_item(mover_item *it, bool whole, kvs_status s)
 {
     if (it->status != KVS_E_CANCELLED)
-        return;              /* left out: corrupt, or failed before */
+        return false;        /* left out: corrupt, or failed before */
     beat_mark(BEAT_RUNNING); /* a batch of many long sums is no hang */
-    if (s != KVS_OK) {
+    if (s != KVS_OK)
         it->status = KVS_E_DEVICE;
-        return;
-    }
-    if (!whole)
-        return;
-    if (r->m->dir == DEVICE_STORE && r->j->checksum)
-        it->checksum = XXH3_64bits(it->host, r->j->map->slot_bytes);
-    it->status = KVS_OK;
-    r->n_whole++;
-    (void)atomic_fetch_add_explicit(&r->m->blocks, 1, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&r->m->bytes, r->j->map->slot_bytes, memory_order_relaxed);
+    return s == KVS_OK && whole;
 }
 
-/* The batch that began at `from` is over. */
-static void settle(run *r, mover_place from, kvs_status s)
+/* A block is there.  Its sum is taken over what the arena holds, not over the device's side: a client may write there
+ * meanwhile. */
+static void finish_item(run *r, mover_item *it)
 {
-    for (uint32_t i = from.item; i < r->at.item; i++)
-        settle_item(r, &r->j->items[i], true, s);
-    if (r->at.item < r->j->n_items && (r->at.plane > 0 || r->at.offset > 0))
-        settle_item(r, &r->j->items[r->at.item], false, s);
+    mover *m = r->m;
+
+    if (m->dir == DEVICE_STORE && r->j->checksum && m->sums != NULL)
+        sums_put(m->sums, it->host, r->j->map->slot_bytes, &it->checksum);
+    else if (m->dir == DEVICE_STORE && r->j->checksum)
+        it->checksum = sums_one(it->host, r->j->map->slot_bytes);
+    it->status = KVS_OK;
+    r->n_whole++;
+    (void)atomic_fetch_add_explicit(&m->blocks, 1, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&m->bytes, r->j->map->slot_bytes, memory_order_relaxed);
+}
+
+/* A batch is over. */
+static void settle(run *r, const mover_batch *b)
+{
+    for (uint32_t i = b->from.item; i < b->to.item; i++)
+        if (settle_item(&r->j->items[i], true, b->status))
+            finish_item(r, &r->j->items[i]);
+    if (b->to.item < r->j->n_items && (b->to.plane > 0 || b->to.offset > 0))
+        (void)settle_item(&r->j->items[b->to.item], false, b->status);
 }
 
 static void fail_all(mover *m, mover_job *j, const kvs_err *err)
@@ -193,32 +199,64 @@ static void fail_all(mover *m, mover_job *j, const kvs_err *err)
     job_note(&j->job, KVS_E_DEVICE_LOST, err);
 }
 
-/* One batch.  True: that was the last of the job. */
-static bool run_batch(run *r)
+/* Is there more to queue, and room for it? */
+static bool may_submit(const run *r, uint32_t depth)
+{
+    return r->at.item < r->j->n_items && r->j->n_flying < depth &&
+           !atomic_load_explicit(&r->j->job.stop, memory_order_relaxed);
+}
+
+/* The oldest batch leaves the device. */
+static mover_batch land(run *r)
+{
+    mover_job *j = r->j;
+    mover_batch b = j->flying[0];
+
+    for (uint32_t i = 1; i < j->n_flying; i++)
+        j->flying[i - 1] = j->flying[i];
+    j->n_flying--;
+    if (!b.queued)
+        return b;
+    beat_mark(BEAT_IN_CALL);
+    b.status = r->m->dev->ops->wait(r->m->queue, b.mark, &b.err);
+    beat_mark(BEAT_RUNNING);
+    return b;
+}
+
+/* Nothing flies.  True: nothing will. */
+static bool has_ended(const run *r)
 {
     job *j = &r->j->job;
-    mover_place from = r->at;
-    kvs_err err = {.status = KVS_OK};
-    kvs_status s;
+    kvs_err err;
 
-    if (from.item >= r->j->n_items)
+    if (r->at.item >= r->j->n_items)
         return true;
-    if (atomic_load_explicit(&j->stop, memory_order_relaxed)) {
-        job_note(j,
-                 kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, from.item, r->j->n_items),
-                 &err);
-        return true;
+    if (!atomic_load_explicit(&j->stop, memory_order_relaxed))
+        return false;
+    job_note(j, kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, r->at.item, r->j->n_items),
+             &err);
+    return true;
+}
+
+/* One batch lands, with others behind it so that the device goes on.  True: that was the last of the job. */
+static bool run_batch(run *r, uint32_t depth)
+{
+    mover_batch b;
+
+    while (may_submit(r, depth))
+        submit(r);
+    if (r->j->n_flying > 0) {
+        b = land(r);
+        r->turn_bytes = b.bytes;
+        if (b.status == KVS_E_DEVICE_LOST) {
+            fail_all(r->m, r->j, &b.err);
+            return true;
+        }
+        if (b.status != KVS_OK)
+            job_note(&r->j->job, KVS_E_DEVICE, &b.err);
+        settle(r, &b);
     }
-    fill(r);
-    s = copy_batch(r, &err);
-    if (s == KVS_E_DEVICE_LOST) {
-        fail_all(r->m, r->j, &err);
-        return true;
-    }
-    if (s != KVS_OK)
-        job_note(j, KVS_E_DEVICE, &err);
-    settle(r, from, s);
-    return r->at.item >= r->j->n_items;
+    return r->j->n_flying == 0 && has_ended(r);
 }
 
 static void count_path(run *r, uint64_t busy_us)
@@ -239,18 +277,20 @@ static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
     mover_job *x = (mover_job *)(void *)j;
     run r = {.m = m, .j = x, .at = x->at, .most = shared ? SHARED_BLOCKS : UINT32_MAX};
     uint64_t began = thread_now_us();
-    bool ended;
+    bool ended = true;
     kvs_err err;
 
     if (m->lost) {
         (void)kvs_fail(&err, KVS_E_DEVICE_LOST, "device %s was lost before", m->dev->ops->name);
         fail_all(m, x, &err);
-        return true;
+    } else {
+        ended = run_batch(&r, shared ? 1 : m->depth);
+        count_path(&r, thread_now_us() - began);
+        x->at = r.at;
+        *ret_bytes = r.turn_bytes;
     }
-    ended = run_batch(&r);
-    count_path(&r, thread_now_us() - began);
-    x->at = r.at;
-    *ret_bytes = r.bytes;
+    if (ended && m->sums != NULL)
+        sums_finish(m->sums);
     return ended;
 }
 
@@ -271,6 +311,14 @@ static void mover_stop(void *ud)
 static const worker_ops load_ops = {"kvs-load", mover_start, mover_turn, mover_stop};
 static const worker_ops store_ops = {"kvs-store", mover_start, mover_turn, mover_stop};
 
+/* Beside the mover's own thread; a core is left to the loop. */
+static unsigned sum_threads(void)
+{
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+
+    return cpus > 2 ? (unsigned)(cpus - 2 < SUM_THREADS ? cpus - 2 : SUM_THREADS) : 1;
+}
+
 kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink, kvs_err *err)
 {
     mover *m;
@@ -283,11 +331,15 @@ kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink
         return kvs_fail(err, KVS_E_NO_MEMORY, "mover: no memory");
     /* The library looks at the processor once, at its first sum, and without a lock: not in several threads.
      */
-    (void)XXH3_64bits(m->copies, sizeof m->copies);
+    (void)sums_one(m->copies, sizeof m->copies);
     m->dev = dev;
     m->dir = dir;
-    s = worker_create(&m->worker, dir == DEVICE_LOAD ? &load_ops : &store_ops, m, sink, err);
+    m->depth = dev->ops->depth < 1 ? 1 : dev->ops->depth > MOVER_MAX_DEPTH ? MOVER_MAX_DEPTH : dev->ops->depth;
+    s = m->depth > 1 && dir == DEVICE_STORE ? sums_create(&m->sums, sum_threads(), err) : KVS_OK;
+    if (s == KVS_OK)
+        s = worker_create(&m->worker, dir == DEVICE_LOAD ? &load_ops : &store_ops, m, sink, err);
     if (s != KVS_OK) {
+        sums_destroy(m->sums);
         free(m);
         return s;
     }
@@ -297,6 +349,7 @@ kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink
 
 void mover_submit(mover *m, mover_job *j)
 {
+    j->n_flying = 0;
     j->at = (mover_place){0};
     /* What no batch has reached is cancelled: true of a dropped job and of the rest of a stopped one. */
     for (uint32_t i = 0; i < j->n_items; i++) {
@@ -322,6 +375,7 @@ void mover_destroy(mover *m)
     if (m == NULL)
         return;
     worker_destroy(m->worker);
+    sums_destroy(m->sums);
     free(m);
 }
 

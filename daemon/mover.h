@@ -21,6 +21,8 @@
 
 typedef struct mover mover;
 
+enum { MOVER_MAX_DEPTH = 4 };
+
 typedef struct mover_item {
     uint8_t *host;     /* the block's slot in the arena */
     uint32_t slot;     /* in the region */
@@ -34,14 +36,25 @@ typedef struct mover_place { /* the next byte to be queued is byte `offset` of p
     uint64_t offset;
 } mover_place;
 
+typedef struct mover_batch { /* that the device has, or has refused */
+    mover_place from, to;
+    uint64_t mark, bytes;
+    bool queued;
+    kvs_status status;
+    kvs_err err;
+} mover_batch;
+
 typedef struct mover_job {
     job job;
     const region_map *map;
     mover_item *items;
     uint32_t n_items;
-    bool checksum;  /* store: compute it (else 0) */
-    bool imported;  /* the slots are an engine's own: for the numbers only */
-    mover_place at; /* the mover's: where the job stands */
+    bool checksum; /* store: compute it (else 0) */
+    bool imported; /* the slots are an engine's own: for the numbers only */
+    /* The mover's: where the job stands, and its batches on the device, the oldest first. */
+    mover_place at;
+    mover_batch flying[MOVER_MAX_DEPTH];
+    uint32_t n_flying;
 } mover_job;
 
 /* By whose slots they are and how a block lies there. */

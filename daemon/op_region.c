@@ -30,6 +30,7 @@ typedef struct making {
     region *region;
     region_seat *seat;
     closer *closer;
+    uint8_t uuid[16]; /* of the device that IPC handles name */
     wire_plane_map *maps;
     uint32_t n_maps;
     wire_region_entry *entries;
@@ -114,7 +115,8 @@ static kvs_status make_map(making *m, kvs_err *err)
         return s;
     if (!g->imported)
         return region_map_contiguous(&m->ns->desc, g->base, g->n_slots, &g->map, err);
-    return region_map_imported(&m->ns->desc, g->n_slots, m->maps, m->n_maps, m->mem, &g->map, err);
+    return region_map_imported(&m->ns->desc, g->n_slots, m->maps, m->n_maps, m->mem,
+                               m->import.memory == WIRE_MEMORY_CUDA_VMM, &g->map, err);
 }
 
 /* The memory is not wanted: give everything back. */
@@ -426,7 +428,7 @@ static kvs_status reoffer(request *r, const wire_region_attach_req *q, const dir
     if (s != KVS_OK)
         return s;
     memcpy(m->region->token, q->token, WIRE_TOKEN_BYTES);
-    m->import.memory = WIRE_MEMORY_MEMFD;
+    m->import.memory = r->peer->core->dev->ops->memory;
     /* Whole pages of each piece, and no more. */
     m->import.max_bytes = bytes + (uint64_t)r->frame->head.n_fds * ((2u << 20) - 1);
     s = read_entries(m, q, array, err);
@@ -488,20 +490,61 @@ static kvs_status read_maps(request *r, const uint8_t *array, uint32_t n, wire_p
     return KVS_OK;
 }
 
+/* CUDA IPC handles travel in the body; other memory has descriptors and none of them. */
+static kvs_status check_handles(const request *r, const wire_region_import_req *q, kvs_err *err)
+{
+    uint32_t n_fds = r->frame->head.n_fds;
+
+    if (q->memory != WIRE_MEMORY_CUDA_IPC && q->n_ipc != 0)
+        return kvs_fail(err, KVS_E_INVALID, "n_ipc: %u handles with memory %u, which has none", q->n_ipc, q->memory);
+    if (q->memory == WIRE_MEMORY_CUDA_IPC && (q->n_ipc < 1 || q->n_ipc > WIRE_MAX_FDS))
+        return kvs_fail(err, KVS_E_INVALID, "n_ipc: %u is outside 1..%d", q->n_ipc, WIRE_MAX_FDS);
+    if (q->memory == WIRE_MEMORY_CUDA_IPC && n_fds != 0)
+        return kvs_fail(err, KVS_E_INVALID, "n_fds: %u descriptors with memory 1, whose pieces are ipc handles", n_fds);
+    return KVS_OK;
+}
+
+static kvs_status read_handles(making *m, const uint8_t *array, uint32_t n, kvs_err *err)
+{
+    wire_in in = {array, 0, (size_t)n * WIRE_ipc_handle_BYTES, false};
+    uint8_t(*handles)[64] = request_alloc(m->request, (uint64_t)n + 1, sizeof(*handles));
+
+    if (!handles)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "import of %u handles: out of memory", n);
+    for (uint32_t i = 0; i < n; i++) {
+        wire_ipc_handle h;
+
+        wire_get_ipc_handle(&in, &h);
+        memcpy(handles[i], h.handle_low, sizeof(h.handle_low));
+        memcpy(handles[i] + sizeof(h.handle_low), h.handle_high, sizeof(h.handle_high));
+        if (i > 0 && memcmp(m->uuid, h.uuid, sizeof(h.uuid)) != 0)
+            return kvs_fail(err, KVS_E_INVALID, "ipc %u: uuid: not the device of the handles before it", i);
+        memcpy(m->uuid, h.uuid, sizeof(h.uuid));
+    }
+    m->import.ipc = (const uint8_t(*)[64])handles;
+    m->import.n_ipc = n;
+    m->import.uuid = m->uuid;
+    return KVS_OK;
+}
+
 kvs_status op_region_import(request *r, wire_in *in, kvs_err *err)
 {
     const directory_ns *ns = NULL;
     wire_region_import_req q;
     wire_plane_map *maps = NULL;
     making *m = NULL;
-    const uint8_t *array;
+    const uint8_t *array, *handles = NULL;
+    bool ipc;
     kvs_status s;
 
     wire_get_region_import_req(in, &q);
+    ipc = q.memory == WIRE_MEMORY_CUDA_IPC;
     array = wire_get_array(in, q.n_maps, WIRE_plane_map_BYTES);
+    if (ipc)
+        handles = wire_get_array(in, q.n_ipc, WIRE_ipc_handle_BYTES);
     s = request_parsed(in, err);
-    if (s == KVS_OK && q.reserved != 0)
-        s = kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q.reserved);
+    if (s == KVS_OK)
+        s = check_handles(r, &q, err);
     if (s == KVS_OK)
         s = check_places(r->peer, err);
     if (s == KVS_OK)
@@ -509,11 +552,17 @@ kvs_status op_region_import(request *r, wire_in *in, kvs_err *err)
     if (s == KVS_OK)
         s = read_maps(r, array, q.n_maps, &maps, err);
     if (s == KVS_OK)
-        s = region_maps_check(&ns->desc, q.n_slots, maps, q.n_maps, r->frame->head.n_fds, err);
+        s = region_maps_check(&ns->desc, q.n_slots, maps, q.n_maps, ipc ? q.n_ipc : r->frame->head.n_fds,
+                              q.memory == WIRE_MEMORY_CUDA_VMM, err);
     if (s == KVS_OK)
         s = prepare(r, MAKING_IMPORT, ns, q.ns, q.n_slots, 0, &m, err);
     if (s != KVS_OK)
         return s;
+    s = ipc ? read_handles(m, handles, q.n_ipc, err) : KVS_OK;
+    if (s != KVS_OK) {
+        unmake(m);
+        return s;
+    }
     m->maps = maps;
     m->n_maps = q.n_maps;
     m->import.memory = q.memory;

@@ -409,6 +409,7 @@ kvs_status op_hello(request *r, wire_in *in, kvs_err *err)
     int fd = -1;
 
     wire_get_hello_req(in, &q);
+    rep.features = q.features & (p->core->dev->ops->memory == WIRE_MEMORY_CUDA_VMM ? WIRE_FEATURE_CUDA : 0);
     s = check_hello(p, &q, in, err);
     if (s != KVS_OK)
         return s;

@@ -86,7 +86,7 @@ static kvs_status check_one_map(const kvs_namespace *ns, uint32_t n_slots, const
 }
 
 kvs_status region_maps_check(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps,
-                             uint32_t n_fds, kvs_err *err)
+                             uint32_t n_fds, bool joined, kvs_err *err)
 {
     uint64_t used = 0;
 
@@ -105,24 +105,39 @@ kvs_status region_maps_check(const kvs_namespace *ns, uint32_t n_slots, const wi
             return s;
         used |= UINT64_C(1) << maps[i].fd;
     }
-    for (uint32_t i = 0; i < n_fds; i++)
+    for (uint32_t i = 0; i < n_fds && !joined; i++)
         if (!(used >> i & 1))
             return kvs_fail(err, KVS_E_INVALID, "fds: no map names descriptor %u of %u", i, n_fds);
     return KVS_OK;
 }
 
+/* Where piece `i` begins, and how much memory there is from there on.  NULL: no such piece. */
+static uint8_t *piece_run(const device_mem *mem, uint32_t i, bool joined, uint64_t *ret_bytes)
+{
+    const device_ops *ops = mem->dev->ops;
+    uint32_t n = ops->mem_pieces(mem);
+    uint8_t *base = i < n ? ops->mem_base(mem, i, ret_bytes) : NULL;
+
+    for (uint32_t k = i + 1; joined && base && k < n; k++) {
+        uint64_t bytes = 0;
+
+        if (ops->mem_base(mem, k, &bytes) != base + *ret_bytes)
+            break;
+        *ret_bytes += bytes;
+    }
+    return base;
+}
+
 kvs_status region_map_imported(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps,
-                               const device_mem *mem, region_map **ret, kvs_err *err)
+                               const device_mem *mem, bool joined, region_map **ret, kvs_err *err)
 {
     region_map *m = NULL;
     kvs_status s = map_new(ns, n_slots, &m, err);
 
     for (uint32_t i = 0; s == KVS_OK && i < n_maps; i++) {
         uint64_t page = map_page_bytes(ns, n_maps, i), bytes = 0;
-        uint8_t *base = NULL;
+        uint8_t *base = piece_run(mem, maps[i].fd, joined, &bytes);
 
-        if (maps[i].fd < mem->dev->ops->mem_pieces(mem))
-            base = mem->dev->ops->mem_base(mem, maps[i].fd, &bytes);
         if (!base || map_end(&maps[i], n_slots, page) > bytes) {
             s = kvs_fail(err, KVS_E_RANGE,
                          "map %u: base %llu + %u slots of stride %llu, page %llu end behind the memory of %llu bytes",

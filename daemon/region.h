@@ -89,12 +89,14 @@ kvs_status region_map_contiguous(const kvs_namespace *ns, uint8_t *base, uint32_
                                  kvs_err *err);
 /* Check an engine's plane maps before anything is opened: count, descriptor index, multiples of 16 below
  * 2^40, stride at least the page when n_slots > 1, no end that wraps, no descriptor without a map.  The message
- * names the map, value and limit. */
+ * names the map, value and limit.  joined: the pieces follow one another, a plane may run on into the next ones, and those
+ * need no map of their own. */
 kvs_status region_maps_check(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps,
-                             uint32_t n_fds, kvs_err *err);
-/* Then with the memory open: every plane lies inside its piece, whose size is asked of the device. */
+                             uint32_t n_fds, bool joined, kvs_err *err);
+/* Then with the memory open: every plane lies inside its piece (or, joined, ends before the last one does), whose size is
+ * asked of the device. */
 kvs_status region_map_imported(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps,
-                               const device_mem *mem, region_map **ret, kvs_err *err);
+                               const device_mem *mem, bool joined, region_map **ret, kvs_err *err);
 
 /* An empty region without memory; kind and slots as given, generations start at a random number. */
 kvs_status region_create(region **ret, uint32_t kind, bool imported, uint32_t n_slots, uint64_t seed);

@@ -163,13 +163,26 @@ void status_put_health(const core *c, json_writer *w)
     json_put_string(w, "health_why", why);
 }
 
+static void put_device(const device *d, json_writer *w)
+{
+    device_about about = {0};
+
+    json_put_string(w, "device", d->ops->name);
+    if (d->ops->about)
+        d->ops->about(d, &about);
+    json_put_string(w, "device_name", about.name);
+    json_put_hex(w, "device_uuid", about.uuid, sizeof(about.uuid));
+    json_put_u64(w, "device_bytes", about.total_bytes);
+    json_put_u64(w, "device_idle_bytes", about.idle_bytes);
+}
+
 static void put_summary(const core *c, json_writer *w)
 {
     json_put_string(w, "version", KVS_VERSION);
     json_put_hex(w, "boot_id", c->boot_id, sizeof(c->boot_id));
     json_put_u64(w, "uptime_us", c->now_us - c->start_us);
     json_put_i64(w, "pid", getpid());
-    json_put_string(w, "device", c->dev->ops->name);
+    put_device(c->dev, w);
     status_put_health(c, w);
     put_pool(c, w);
     put_layouts(c, w);

@@ -21,6 +21,7 @@ typedef struct cuda_device {
     uint64_t granularity;
     device *host; /* the cpu device: it knows how to allocate the pages of host memory */
     cuda_driver driver;
+    device_about about;
     _Atomic bool lost;
 } cuda_device;
 
@@ -29,6 +30,9 @@ kvs_status cuda_enter(cuda_device *d, kvs_err *err);
 /* kvs_cuda_fail, and remember a loss. */
 kvs_status cuda_failed(cuda_device *d, kvs_err *err, const char *call, int error);
 kvs_status cuda_failed_bytes(cuda_device *d, kvs_err *err, const char *call, uint64_t bytes, int error);
+
+/* Device memory in use by everybody, asked of the management library, which needs no context; 0: not known. */
+uint64_t cuda_used_bytes(int ordinal);
 
 kvs_status cuda_mem_create(device *d, uint64_t bytes, device_mem **ret, kvs_err *err);
 kvs_status cuda_mem_import(device *d, const device_import *in, device_mem **ret, kvs_err *err);

@@ -46,8 +46,19 @@ typedef struct device_import {
     const uint8_t *uuid; /* [16] of the device that the client means; NULL: not said, not checked */
 } device_import;
 
+/* For people and for STATUS; taken when the device was opened, so that nothing is asked of a driver later. */
+typedef struct device_about {
+    char name[64]; /* of the card */
+    uint8_t uuid[16];
+    uint64_t total_bytes;
+    uint64_t idle_bytes; /* of its memory, taken by opening it: context, kernels.  0: not known */
+} device_about;
+
 typedef struct device_ops {
     const char *name; /* "cpu" */
+    uint32_t memory;  /* enum wire_memory: what the descriptors of its own memory are */
+    uint32_t depth;   /* batches of copies that are worth keeping queued at once; 0 is 1 */
+    void (*about)(const device *d, device_about *ret); /* any thread; NULL: nothing to tell */
     void (*close)(device *d);
 
     /* Make host memory fit for fast copies (pinning); the cpu device only allocates the pages.  Blocks. */

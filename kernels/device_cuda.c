@@ -46,6 +46,7 @@ kvs_status device_cuda_get_info(device *d, device_cuda_info *ret, kvs_err *err)
 #include "kernels/cuda_device.h"
 #include "kernels/cuda_error.h"
 #include "kernels/kernels_cuda.h"
+#include "proto/wire.h"
 
 enum { MAX_TOUCHERS = 8 };
 #define TOUCH_BYTES (UINT64_C(64) << 20) /* less is not worth a thread */
@@ -163,8 +164,16 @@ static void cuda_close(device *base)
     free(d); /* the context is the process's: other devices of ours, or the caller's own code, may use it */
 }
 
+static void cuda_about(const device *base, device_about *ret)
+{
+    *ret = ((const cuda_device *)base)->about;
+}
+
 static const device_ops cuda_ops = {
     .name = "cuda",
+    .memory = WIRE_MEMORY_CUDA_VMM,
+    .depth = 2,
+    .about = cuda_about,
     .close = cuda_close,
     .host_register = cuda_host_register,
     .host_unregister = cuda_host_unregister,
@@ -269,6 +278,7 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
     cuda_device *d = NULL;
     struct cudaDeviceProp prop;
     uint32_t n = 0;
+    uint64_t before, after;
     kvs_status s = device_cuda_count(&n, err);
 
     if (s == KVS_OK && ordinal >= n)
@@ -278,6 +288,7 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
         s = get_properties(ordinal, &prop, err);
     if (s != KVS_OK)
         return s;
+    before = cuda_used_bytes((int)ordinal);
     d = calloc(1, sizeof *d);
     if (d == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "cuda device: no memory for %zu bytes", sizeof *d);
@@ -299,6 +310,11 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
         cuda_close(&d->base);
         return s;
     }
+    after = cuda_used_bytes((int)ordinal);
+    (void)snprintf(d->about.name, sizeof d->about.name, "%.63s", prop.name);
+    memcpy(d->about.uuid, d->uuid, sizeof d->about.uuid);
+    d->about.total_bytes = prop.totalGlobalMem;
+    d->about.idle_bytes = before != 0 && after > before ? after - before : 0;
     *ret = &d->base;
     return KVS_OK;
 }

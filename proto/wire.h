@@ -172,8 +172,10 @@ bool wire_in_done(const wire_in *i);
  * then n_entries x region_entry: slots that the client still held */
 #define WIRE_region_entry(F) F(u32, slot) F(u32, gen) F(u32, flags) F(u32, depth) F(b32, key)
 #define WIRE_region_import_req(F)                                                                                      \
-    F(u32, ns) F(u32, device) F(u32, n_slots) F(u32, memory) F(u32, n_maps) F(u32, reserved)
-/* then n_maps x plane_map: 1 = cross-layer (base and stride of the slot), else one a plane, in plane order */
+    F(u32, ns) F(u32, device) F(u32, n_slots) F(u32, memory) F(u32, n_maps) F(u32, n_ipc)
+/* then n_maps x plane_map: 1 = cross-layer (base and stride of the slot), else one a plane, in plane order; then, if
+ * memory is CUDA_IPC, n_ipc x ipc_handle instead of descriptors.  handle_low, handle_high: CUDA's 64 bytes */
+#define WIRE_ipc_handle(F) F(b16, uuid) F(b32, handle_low) F(b32, handle_high)
 #define WIRE_plane_map(F) F(u32, fd) F(u32, reserved) F(u64, base) F(u64, stride)
 #define WIRE_region_close_req(F) F(u32, region) F(u32, reserved)
 
@@ -251,7 +253,7 @@ bool wire_in_done(const wire_in *i);
     X(hello_req)                                                                                                       \
     X(hello_rep)                                                                                                       \
     X(open_rep)                                                                                                        \
-    X(region_create_req) X(region_rep) X(region_attach_req) X(region_entry) X(region_import_req) X(plane_map)          \
+    X(region_create_req) X(region_rep) X(region_attach_req) X(region_entry) X(region_import_req) X(ipc_handle) X(plane_map)          \
         X(region_close_req) X(lookup_req) X(lookup_rep) X(reserve_req) X(reserve_rep) X(release_req) X(load_req)       \
             X(slot_ref) X(load_rep) X(load_result) X(store_req) X(key_rep) X(slot_take_req) X(slot_take_rep)           \
                 X(slot_drop_req) X(write_req) X(write_call) X(call_rep) X(call_result) X(decode_req) X(decode_call)    \
@@ -283,6 +285,9 @@ bool wire_in_done(const wire_in *i);
     void wire_get_##body(wire_in *i, wire_##body *v);
 WIRE_BODY_MAP(WIRE_DECLARE)
 
+enum wire_feature {
+    WIRE_FEATURE_CUDA = 1, /* descriptors of regions are CUDA VMM handles */
+};
 enum wire_region_kind { WIRE_REGION_SLOTS = 0, WIRE_REGION_SCRATCH = 1 };
 enum wire_memory { WIRE_MEMORY_MEMFD = 0, WIRE_MEMORY_CUDA_IPC = 1, WIRE_MEMORY_CUDA_VMM = 2 };
 enum wire_attach_mode { WIRE_ATTACH_TOKEN = 0, WIRE_ATTACH_REOFFER = 1 };

@@ -19,6 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/client_cuda.h"
 #include "proto/client/kvstride.h"
 #include "proto/frame.h"
 #include "proto/wire.h"
@@ -184,9 +185,12 @@ struct kvs_region {
     kvs_region_info info;
     int fds[WIRE_MAX_FDS];
     void *base;
-    track *track; /* [info.n_slots] of a daemon region; NULL: scratch, import */
+    client_cuda_map *on_gpu; /* what base lies in; NULL: host memory */
+    track *track;            /* [info.n_slots] of a daemon region; NULL: scratch, import */
     uint32_t memory, n_maps;
     kvs_plane_map *maps; /* [n_maps] import */
+    kvs_ipc *ipc;        /* [n_ipc] import */
+    uint32_t n_ipc;
 };
 
 enum link_state { LINK_DOWN, LINK_UP };
@@ -260,6 +264,7 @@ void chores_free(kvs_client *c);
 kvs_status region_adopt(kvs_region *r, const wire_region_rep *rep, frame *f, kvs_err *err); /* checks, takes fds */
 size_t region_attach_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap);      /* mode 1; length */
 uint32_t region_n_entries(const kvs_region *r);
+uint64_t region_import_bytes(const kvs_region *r); /* of that body */
 size_t region_import_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap);
 void region_entries_done(kvs_region *r, const uint8_t *status); /* [entries] of the reply, in order; NULL: all lost */
 void region_destroy(kvs_region *r);

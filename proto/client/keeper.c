@@ -210,7 +210,7 @@ static kvs_status reregister(kvs_client *c, fresh *n, kvs_region *r, kvs_err *er
 
     r->new_status = KVS_E_STALE;
     if (import)
-        need = WIRE_region_import_req_BYTES + (uint64_t)r->n_maps * WIRE_plane_map_BYTES;
+        need = region_import_bytes(r);
     if ((r->ns != NULL && r->ns->new_status != KVS_OK) || need > n->hello.max_body) {
         region_entries_done(r, NULL);
         return KVS_OK;

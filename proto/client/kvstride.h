@@ -3,8 +3,8 @@
 
 /* libkvstride: an engine's door to kvstrided, the KV-cache daemon of this host.
  *
- * Knows one daemon socket, and what must be told again when the daemon comes back.  Does not know CUDA: descriptors of
- * device memory pass through it, cpu regions are mapped.
+ * Knows one daemon socket, and what must be told again when the daemon comes back.  Needs no CUDA: descriptors of device
+ * memory pass through it, and are mapped by a driver that is looked for only when somebody asks for that.
  *
  * Threads: every call may be made from any thread, at the same time, on one handle, but kvs_close (last) and, for one
  * region or request, its close or end.  The library has one thread of its own for each handle; it sleeps until the daemon
@@ -138,14 +138,22 @@ typedef struct kvs_plane_map {
     uint64_t stride;   /* bytes from slot to slot; multiple of 16 below 2^40 */
 } kvs_plane_map;
 
+/* A whole CUDA allocation: of its base address, whatever the address of the tensor in it. */
+typedef struct kvs_ipc {
+    uint8_t uuid[16];   /* of the GPU (cudaDeviceProp.uuid) */
+    uint8_t handle[64]; /* cudaIpcMemHandle_t */
+} kvs_ipc;
+
 typedef struct kvs_import {
     uint32_t device, n_slots;
     uint32_t memory; /* enum kvs_memory */
-    uint32_t n_fds;  /* 1..64 */
+    uint32_t n_fds;  /* 1..64; 0 with CUDA IPC handles */
     const int *fds;  /* [n_fds]; duplicated, the originals stay the caller's.  memfds: sealed against shrinking,
                         allocated in full (kvs_memfd_create makes such) */
     uint32_t n_maps; /* 1: whole blocks, contiguous; else one a plane, in plane order */
     const kvs_plane_map *maps; /* [n_maps] */
+    uint32_t n_ipc;            /* KVS_MEMORY_CUDA_IPC: 1..64, and n_fds 0; maps[].fd is an index into ipc then */
+    const kvs_ipc *ipc;        /* [n_ipc] */
 } kvs_import;
 
 /* The engine's own KV memory as a region of ns: a contract over addresses, nothing is copied. */
@@ -165,12 +173,14 @@ typedef struct kvs_region_info {
     uint32_t n_fds;
     uint8_t token[16]; /* give it to your other processes; zeros for imports */
     kvs_status state;  /* KVS_OK, or why the daemon no longer takes it */
+    uint32_t memory;   /* enum kvs_memory: MEMFD on the cpu device, CUDA_VMM on a GPU; of an import as it was given */
 } kvs_region_info;
 KVS_API void kvs_region_get(kvs_region *r, kvs_region_info *ret);
 /* Descriptor of piece i, borrowed until the region is closed; -1 if there is none. */
 KVS_API int kvs_region_fd(kvs_region *r, uint32_t i);
 /* Address of the whole region, read and write, mapped at the first call and valid until kvs_region_close, whatever becomes
- * of the daemon.  E_UNSUPPORTED: not cpu memory, or an import (its memory is yours already).  Slot i is at
+ * of the daemon.  On a GPU it is a device pointer, valid in the primary context of that GPU; the driver is looked for at
+ * that moment.  E_UNSUPPORTED: no driver here, or an import (its memory is yours already).  Slot i is at
  * base + i * slot_stride. */
 KVS_API kvs_status kvs_region_map(kvs_region *r, void **ret, uint64_t *ret_bytes, kvs_err *err);
 

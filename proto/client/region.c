@@ -27,13 +27,16 @@ void region_destroy(kvs_region *r)
 {
     if (r == NULL)
         return;
-    if (r->base != NULL)
+    if (r->on_gpu != NULL)
+        client_cuda_unmap(r->on_gpu);
+    else if (r->base != NULL)
         (void)munmap(r->base, (size_t)r->info.bytes);
     for (unsigned i = 0; i < WIRE_MAX_FDS; i++)
         if (r->fds[i] >= 0)
             (void)close(r->fds[i]);
     free(r->track);
     free(r->maps);
+    free(r->ipc);
     free(r);
 }
 
@@ -77,6 +80,8 @@ kvs_status region_adopt(kvs_region *r, const wire_region_rep *v, frame *f, kvs_e
             r->fds[i] = f->fds[i];
             f->fds[i] = -1;
         }
+        if (r->info.n_fds > 0 && fcntl(r->fds[0], F_GET_SEALS) < 0) /* only memfds have seals */
+            r->info.memory = KVS_MEMORY_CUDA_VMM;
     }
     r->info.id = v->region;
     atomic_store(&r->id, v->region);
@@ -169,8 +174,14 @@ kvs_status kvs_region_attach(kvs_client *c, kvs_ns *ns, const uint8_t token[16],
 
 static kvs_status import_check(const kvs_ns *ns, const kvs_import *in, kvs_err *err)
 {
-    if (in->n_fds == 0 || in->n_fds > WIRE_MAX_FDS)
-        return kvs_fail(err, KVS_E_LIMIT, "n_fds: %u is outside 1..%d", in->n_fds, WIRE_MAX_FDS);
+    bool ipc = in->memory == KVS_MEMORY_CUDA_IPC;
+    uint32_t n = ipc ? in->n_ipc : in->n_fds;
+
+    if (n == 0 || n > WIRE_MAX_FDS)
+        return kvs_fail(err, KVS_E_LIMIT, "%s: %u is outside 1..%d", ipc ? "n_ipc" : "n_fds", n, WIRE_MAX_FDS);
+    if ((ipc ? in->n_fds : in->n_ipc) != 0)
+        return kvs_fail(err, KVS_E_INVALID, "%s: %u with memory %u, which has none", ipc ? "n_fds" : "n_ipc",
+                        ipc ? in->n_fds : in->n_ipc, in->memory);
     if (in->n_slots == 0)
         return kvs_fail(err, KVS_E_INVALID, "n_slots: 0 is outside 1..4294967295");
     if (in->n_maps == 0 || in->n_maps > KVS_MAX_PLANES)
@@ -179,8 +190,8 @@ static kvs_status import_check(const kvs_ns *ns, const kvs_import *in, kvs_err *
         return kvs_fail(err, KVS_E_INVALID, "n_maps: %u is neither 1 nor the %u planes of the namespace", in->n_maps,
                         ns->info.n_planes);
     for (uint32_t i = 0; i < in->n_maps; i++)
-        if (in->maps[i].fd >= in->n_fds)
-            return kvs_fail(err, KVS_E_RANGE, "maps[%u].fd: %u is outside 0..%u", i, in->maps[i].fd, in->n_fds - 1);
+        if (in->maps[i].fd >= n)
+            return kvs_fail(err, KVS_E_RANGE, "maps[%u].fd: %u is outside 0..%u", i, in->maps[i].fd, n - 1);
     return KVS_OK;
 }
 
@@ -189,7 +200,14 @@ static kvs_status import_copy(kvs_region *r, const kvs_import *in, kvs_err *err)
     r->info.device = in->device;
     r->info.n_slots = in->n_slots;
     r->info.n_fds = in->n_fds;
-    r->memory = in->memory;
+    r->memory = r->info.memory = in->memory;
+    if (in->n_ipc > 0) {
+        r->ipc = calloc(in->n_ipc, sizeof *r->ipc);
+        if (r->ipc == NULL)
+            return kvs_fail(err, KVS_E_NO_MEMORY, "region: no memory for %u handles", in->n_ipc);
+        memcpy(r->ipc, in->ipc, in->n_ipc * sizeof *r->ipc);
+        r->n_ipc = in->n_ipc;
+    }
     r->n_maps = in->n_maps;
     r->maps = calloc(in->n_maps, sizeof *r->maps);
     if (r->maps == NULL)
@@ -203,10 +221,20 @@ static kvs_status import_copy(kvs_region *r, const kvs_import *in, kvs_err *err)
     return KVS_OK;
 }
 
+uint64_t region_import_bytes(const kvs_region *r)
+{
+    return WIRE_region_import_req_BYTES + (uint64_t)r->n_maps * WIRE_plane_map_BYTES +
+           (uint64_t)r->n_ipc * WIRE_ipc_handle_BYTES;
+}
+
 size_t region_import_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap)
 {
-    wire_region_import_req q = {
-        .ns = ns, .device = r->info.device, .n_slots = r->info.n_slots, .memory = r->memory, .n_maps = r->n_maps};
+    wire_region_import_req q = {.ns = ns,
+                                .device = r->info.device,
+                                .n_slots = r->info.n_slots,
+                                .memory = r->memory,
+                                .n_maps = r->n_maps,
+                                .n_ipc = r->n_ipc};
     wire_out o = {.base = buf, .cap = cap};
 
     wire_put_region_import_req(&o, &q);
@@ -214,6 +242,14 @@ size_t region_import_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t
         wire_plane_map m = {.fd = r->maps[i].fd, .base = r->maps[i].base, .stride = r->maps[i].stride};
 
         wire_put_plane_map(&o, &m);
+    }
+    for (uint32_t i = 0; i < r->n_ipc; i++) {
+        wire_ipc_handle h;
+
+        memcpy(h.uuid, r->ipc[i].uuid, sizeof h.uuid);
+        memcpy(h.handle_low, r->ipc[i].handle, sizeof h.handle_low);
+        memcpy(h.handle_high, r->ipc[i].handle + sizeof h.handle_low, sizeof h.handle_high);
+        wire_put_ipc_handle(&o, &h);
     }
     return o.len;
 }
@@ -230,9 +266,8 @@ kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret,
         s = region_new(ns->c, ns, KVS_REGION_IMPORT, &r, err);
     if (s == KVS_OK && r != NULL)
         s = import_copy(r, in, err);
-    if (s == KVS_OK)
-        s = call_begin(&k, ns->c, &req, WIRE_REGION_IMPORT,
-                       WIRE_region_import_req_BYTES + (uint64_t)in->n_maps * WIRE_plane_map_BYTES, timeout_ms, err);
+    if (s == KVS_OK && r != NULL)
+        s = call_begin(&k, ns->c, &req, WIRE_REGION_IMPORT, region_import_bytes(r), timeout_ms, err);
     if (s != KVS_OK || r == NULL) {
         region_destroy(r);
         return s;
@@ -347,7 +382,9 @@ kvs_status kvs_region_map(kvs_region *r, void **ret, uint64_t *ret_bytes, kvs_er
     if (r->info.kind == KVS_REGION_IMPORT)
         return kvs_fail(err, KVS_E_UNSUPPORTED, "region: an import is mapped by the one who made it");
     (void)pthread_mutex_lock(&r->c->mu);
-    if (r->base == NULL)
+    if (r->base == NULL && r->info.memory == KVS_MEMORY_CUDA_VMM)
+        s = client_cuda_map_fds(&r->on_gpu, r->fds, r->info.n_fds, r->info.piece_bytes, r->info.bytes, &r->base, err);
+    else if (r->base == NULL)
         s = map_pieces(r, err);
     if (s == KVS_OK) {
         *ret = r->base;

@@ -1,6 +1,7 @@
 /* kvstridectl bench: every figure beside a plain one of the same run, as a ratio.  Both are taken in turn, round
  * after round, and the median of the rounds' ratios counts: other load on the machine meets both alike.
  *
+ *   GPU      where there is one: whole blocks through the socket  /  raw copies of pinned memory, see bench_gpu.h
  *   copy     STORE and LOAD of whole blocks  /  memcpy of the same blocks on one thread, in turn
  *   trip     PING through libkvstride        /  a bare epoll echo, in turn
  *   lookup   LOOKUP of 1,000 random keys of a million resident  /  that echo; and the tails of both under a store flood
@@ -21,6 +22,7 @@
 #include <unistd.h>
 
 #include "config/json.h"
+#include "proto/ctl/bench_gpu.h"
 #include "proto/ctl/clock.h"
 #include "proto/ctl/echo.h"
 #include "proto/ctl/pattern.h"
@@ -31,7 +33,7 @@
 enum {
     COPY_BLOCKS = 32,
     COPY_ROUNDS = 21,
-    FIGURES = 24,
+    FIGURES = 48,
     MAX_ROUNDS = 64,
     TRIP_ROUNDS = 60,
     TRIPS = 100,
@@ -64,6 +66,7 @@ typedef struct bench {
     const ctl *c;
     figure figures[FIGURES];
     uint32_t n;
+    char card[64]; /* empty: no GPU */
     kvs_err err;
 } bench;
 
@@ -289,7 +292,7 @@ static kvs_status bench_copy(bench *b, bool checksum)
     uint32_t layers = b->c->layers ? (uint32_t)b->c->layers : 61, tokens = b->c->tokens ? (uint32_t)b->c->tokens : 64;
     uint64_t slot = (uint64_t)layers * ((tokens * UINT64_C(1152) + 15) / 16 * 16), max, extent;
     char settings[4][64];
-    const char *const list[] = {settings[0], settings[1], settings[2], settings[3]};
+    const char *const list[] = {settings[0], settings[1], settings[2], settings[3], "device.kind=cpu"};
     private_daemon d = {0};
     user u = {0};
     kvs_status s = replay_pool_size(COPY_BLOCKS, slot, &max, &extent, &b->err);
@@ -300,7 +303,7 @@ static kvs_status bench_copy(bench *b, bool checksum)
     (void)snprintf(settings[1], 64, "pool.extent_bytes=%" PRIu64, extent);
     (void)snprintf(settings[2], 64, "pool.checksum=%s", checksum ? "true" : "false");
     (void)snprintf(settings[3], 64, "pool.max_slots=%d", COPY_BLOCKS);
-    s = private_start(&d, list, 4, &b->err);
+    s = private_start(&d, list, 5, &b->err);
     if (s == KVS_OK)
         s = user_open(&u, d.socket, KVS_FORMAT_mla_bf16, layers, tokens, COPY_BLOCKS, &b->err);
     if (s == KVS_OK)
@@ -492,11 +495,11 @@ static kvs_status bench_lookup(bench *b)
 {
     static double look[LOOKUPS], echoes[LOOKUPS];
     static const char *const SETTINGS[] = {"pool.max_bytes=2560MiB", "pool.extent_bytes=256MiB",
-                                           "device.max_region_bytes=512MiB", "pool.checksum=true"};
+                                           "device.max_region_bytes=512MiB", "pool.checksum=true", "device.kind=cpu"};
     private_daemon d = {0};
     user u = {0};
     echo e = {0};
-    kvs_status s = private_start(&d, SETTINGS, 4, &b->err);
+    kvs_status s = private_start(&d, SETTINGS, 5, &b->err);
 
     if (s == KVS_OK)
         s = user_open(&u, d.socket, KVS_FORMAT_mla_bf16, 1, 1, 64, &b->err);
@@ -554,11 +557,11 @@ static uint64_t wakeups(pid_t pid)
 
 static kvs_status bench_idle(bench *b)
 {
-    static const char *const SETTINGS[] = {"pool.max_bytes=16MiB"};
+    static const char *const SETTINGS[] = {"pool.max_bytes=16MiB", "device.kind=cpu"};
     private_daemon d = {0};
     user u = {0};
     uint64_t before;
-    kvs_status s = private_start(&d, SETTINGS, 1, &b->err);
+    kvs_status s = private_start(&d, SETTINGS, 2, &b->err);
 
     if (s == KVS_OK)
         s = user_open(&u, d.socket, KVS_FORMAT_mla_bf16, 2, 1, 4, &b->err); /* connected, silent */
@@ -603,7 +606,8 @@ static void print_text(const bench *b)
                      cell(t[1], f->value.p99), f->unit, cell(t[2], f->plain.p50), cell(t[3], f->plain.p99), f->plain_is,
                      cell(t[4], f->ratio), f->at_least ? ">=" : "<=", f->target, met(f) ? "" : "  MISSED");
     }
-    (void)printf("(the ratio is the median of the ratios of each round, both taken in turn)\n");
+    (void)printf("(the ratio is the median of the ratios of each round, both taken in turn%s)\n",
+                 b->card[0] != '\0' ? "; of a latency above a raw copy it is the difference in us" : "");
 }
 
 static int put_figures(const bench *b)
@@ -612,6 +616,8 @@ static int put_figures(const bench *b)
 
     json_begin_object(w, NULL);
     json_put_string(w, "version", KVS_VERSION);
+    if (b->card[0] != '\0')
+        json_put_string(w, "gpu", b->card);
     json_put_i64(w, "cores", sysconf(_SC_NPROCESSORS_ONLN));
     json_begin_array(w, "figures");
     for (uint32_t i = 0; i < b->n; i++) {
@@ -636,11 +642,32 @@ static int put_figures(const bench *b)
     return ctl_put(w, CTL_OK);
 }
 
+/* Where there is a GPU.  All other figures are those of the cpu device, on every machine. */
+static kvs_status bench_card(bench *b)
+{
+    static bench_gpu_result r;
+    kvs_status s = bench_gpu(&r, &b->err);
+
+    for (uint32_t i = 0; i < r.n && s == KVS_OK; i++) {
+        const gpu_figure *g = &r.figures[i];
+        figure *f = add(b, g->name, g->unit, (sample_set){g->value, g->p99}, g->at_least, g->target);
+
+        f->plain = (sample_set){g->plain, NAN};
+        f->plain_is = g->plain_is;
+        f->ratio = g->judged;
+    }
+    if (s == KVS_OK)
+        (void)snprintf(b->card, sizeof b->card, "%s", r.card);
+    return s == KVS_E_UNSUPPORTED ? KVS_OK : s;
+}
+
 int ctl_bench(const ctl *c)
 {
     bench b = {.c = c};
-    kvs_status s = bench_copy(&b, true);
+    kvs_status s = bench_card(&b);
 
+    if (s == KVS_OK)
+        s = bench_copy(&b, true);
     if (s == KVS_OK)
         s = bench_copy(&b, false);
     if (s == KVS_OK)

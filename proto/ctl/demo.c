@@ -2,7 +2,8 @@
  *
  *   engine A: writes the latents of a prompt through a slot mapping, decodes first, middle and last layer, is judged by an
  *             fp64 reference, stores the blocks -- and is killed with SIGKILL.
- *   engine B: finds the prefix, loads it into other slots, decodes the same layers and must get the same bits.
+ *   engine B: finds the prefix, loads it into other slots, decodes the same layers and must get the same bits -- also
+ *             after a restart of the daemon, of blocks that have stayed on the device.
  *   replay:   a generated trace of chats, every loaded byte verified.
  *
  * The two engines are forked from this process and report through one shared page range; everything else they do goes
@@ -24,6 +25,7 @@
 #include <unistd.h>
 
 #include "config/json.h"
+#include "kernels/client_cuda.h"
 #include "kernels/mla_oracle.h"
 #include "kernels/numeric.h"
 #include "proto/ctl/clock.h"
@@ -51,7 +53,9 @@ static const uint32_t JUDGED_LAYERS[JUDGED] = {0, LAYERS / 2, LAYERS - 1};
 
 /* What the engines tell their parent. */
 typedef struct board {
-    _Atomic int stage; /* 1: engine A has stored everything and waits to be killed */
+    /* 1: engine A has stored everything and waits to be killed; 2: engine B wants a restart; 3: it has had it */
+    _Atomic int stage;
+    bool on_gpu;
     char failure[200];
     oracle_verdict verdict[JUDGED];
     uint8_t out[JUDGED][OUT_BYTES], lse[JUDGED][LSE_BYTES];
@@ -66,7 +70,10 @@ typedef struct engine {
     kvs_client *client;
     kvs_ns *ns;
     kvs_region *region, *scratch;
-    uint8_t *slots_at, *scratch_at;
+    uint8_t *slots_at, *scratch_at; /* scratch_at: on a GPU a host copy of the region, see push and pull */
+    uint8_t *scratch_dev;           /* NULL: host memory is the region itself */
+    uint8_t *image;                 /* BLOCKS blocks of host memory */
+    client_cuda_lane *lane;
     uint64_t slot_bytes;
     kvs_slot slots[SLOTS];
     uint8_t keys[BLOCKS][KVS_KEY_BYTES];
@@ -105,6 +112,69 @@ static void fill_normal(uint8_t *at, size_t n, float scale, uint64_t seed)
     }
 }
 
+/* ---- device memory, if it is any ---- */
+
+/* Part of the scratch region, from the host's copy to the device, and back. */
+static kvs_status push(engine *e, uint64_t at, uint64_t n, kvs_err *err)
+{
+    return e->scratch_dev != NULL ? client_cuda_copy(e->lane, e->scratch_dev + at, e->scratch_at + at, n, err) : KVS_OK;
+}
+
+static kvs_status pull(engine *e, uint64_t at, uint64_t n, kvs_err *err)
+{
+    return e->scratch_dev != NULL ? client_cuda_copy(e->lane, e->scratch_at + at, e->scratch_dev + at, n, err) : KVS_OK;
+}
+
+static kvs_status move(engine *e, void *dst, const void *src, uint64_t n, kvs_err *err)
+{
+    if (e->lane != NULL)
+        return client_cuda_copy(e->lane, dst, src, n, err);
+    memcpy(dst, src, n);
+    return KVS_OK;
+}
+
+static uint8_t *block_at(const engine *e, uint32_t i)
+{
+    return e->slots_at + e->slots[i].slot * e->slot_bytes;
+}
+
+/* What was in the slots before must not matter: NaN in bf16. */
+static kvs_status wipe_slots(engine *e, kvs_err *err)
+{
+    kvs_status s = KVS_OK;
+
+    memset(e->image, 0xff, e->slot_bytes);
+    for (uint32_t i = 0; i < SLOTS && s == KVS_OK; i++)
+        s = move(e, block_at(e, i), e->image, e->slot_bytes, err);
+    return s;
+}
+
+/* Host memory to copy from and to; pinned, where there is a GPU. */
+static kvs_status open_memory(engine *e, void *scratch, kvs_err *err)
+{
+    kvs_region_info info;
+    void *image = NULL, *copy = scratch;
+    kvs_status s = KVS_OK;
+
+    kvs_region_get(e->scratch, &info);
+    if (info.memory == KVS_MEMORY_CUDA_VMM) {
+        e->b->on_gpu = true;
+        e->scratch_dev = scratch;
+        s = client_cuda_lane_open(&e->lane, err);
+        if (s == KVS_OK)
+            s = client_cuda_host(e->lane, SCRATCH_BYTES, &copy, err);
+        if (s == KVS_OK)
+            s = client_cuda_host(e->lane, BLOCKS * e->slot_bytes, &image, err);
+    } else {
+        image = malloc(BLOCKS * e->slot_bytes);
+        if (image == NULL)
+            s = kvs_fail(err, KVS_E_NO_MEMORY, "no memory for %d blocks", BLOCKS);
+    }
+    e->scratch_at = copy;
+    e->image = image;
+    return s;
+}
+
 static kvs_status engine_open(engine *e, kvs_err *err)
 {
     kvs_options o = KVS_OPTIONS_INIT;
@@ -136,7 +206,8 @@ static kvs_status engine_open(engine *e, kvs_err *err)
         return s;
     if ((s = kvs_region_map(e->scratch, &at, &bytes, err)) != KVS_OK)
         return s;
-    e->scratch_at = at;
+    if ((s = open_memory(e, at, err)) != KVS_OK)
+        return s;
     if ((s = kvs_slot_take(e->region, SLOTS, e->slots, 0, err)) != KVS_OK)
         return s;
     for (uint32_t b = 0; b < BLOCKS && s == KVS_OK; b++) {
@@ -152,6 +223,7 @@ static kvs_status engine_open(engine *e, kvs_err *err)
 static kvs_status decode(engine *e, uint32_t j, uint32_t first, kvs_err *err)
 {
     int32_t len = PROMPT, table[BLOCKS];
+    kvs_status s;
     kvs_call_result result = {KVS_OK, 0, 0, 0};
     kvs_decode_call call = {.plane = JUDGED_LAYERS[j], .parts = 4, .scratch = e->scratch};
     kvs_decode_args a = {.ns = e->ns, .region = e->region, .n_seqs = 1, .table_width = BLOCKS, .s_q = 1, .h_q = HEADS};
@@ -170,7 +242,11 @@ static kvs_status decode(engine *e, uint32_t j, uint32_t first, kvs_err *err)
     a.results = &result;
     fill_normal(e->scratch_at + Q_NOPE_AT, HEADS * (LATENT + ROPE), 0.5f, 1000 + j);
     memset(e->scratch_at + OUT_AT, 0xff, OUT_BYTES + LSE_BYTES);
-    return kvs_decode(&a, CALL_MS, err);
+    if ((s = push(e, Q_NOPE_AT, SCRATCH_BYTES - Q_NOPE_AT, err)) != KVS_OK)
+        return s;
+    if ((s = kvs_decode(&a, CALL_MS, err)) != KVS_OK)
+        return s;
+    return pull(e, OUT_AT, OUT_BYTES + LSE_BYTES, err);
 }
 
 /* Judge what lies in the scratch region by the rows as they were before they went through the pool. */
@@ -209,12 +285,13 @@ static kvs_status write_prompt(engine *e, uint32_t first, kvs_err *err)
     static int64_t mapping[PROMPT];
     kvs_write_args a = {.ns = e->ns, .region = e->region, .n_tokens = PROMPT, .n_calls = LAYERS};
 
-    for (uint32_t s = 0; s < SLOTS; s++) { /* what was there before must not matter */
-        uint8_t *at = e->slots_at + e->slots[s].slot * e->slot_bytes;
+    kvs_status s = wipe_slots(e, err);
 
-        memset(at, 0xff, e->slot_bytes); /* NaN in bf16 */
-    }
+    if (s != KVS_OK)
+        return s;
     fill_normal(e->scratch_at, ROWS_BYTES / 2, 1.0f, 42);
+    if ((s = push(e, 0, ROWS_BYTES, err)) != KVS_OK)
+        return s;
     for (uint32_t t = 0; t < PROMPT; t++)
         mapping[t] = (int64_t)e->slots[first + t / PAGE_TOKENS].slot * PAGE_TOKENS + t % PAGE_TOKENS;
     for (uint32_t l = 0; l < LAYERS; l++) {
@@ -250,29 +327,26 @@ static kvs_status load(engine *e, uint32_t first, kvs_err *err)
     return kvs_load(&a, CALL_MS, err);
 }
 
-/* Loads of the prompt's blocks, in turn with plain copies of as many bytes; the ratio is of each pair of neighbours. */
+/* Loads of the prompt's blocks, in turn with one plain copy of as many bytes; the ratio is of each pair of neighbours.
+ * Into the first slots: those of the decodes come behind them. */
 static kvs_status measure(engine *e, kvs_err *err)
 {
     double copy[COPY_ROUNDS], loads[COPY_ROUNDS], ratio[COPY_ROUNDS];
     uint64_t bytes = BLOCKS * e->slot_bytes, at;
-    uint8_t *other = malloc(bytes);
     kvs_status s = KVS_OK;
 
-    if (other == NULL)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "no memory for %" PRIu64 " bytes", bytes);
-    memset(other, 1, bytes);
+    memset(e->image, 1, bytes);
     for (int r = 0; r < COPY_ROUNDS && s == KVS_OK; r++) {
         at = clock_ns();
-        for (uint32_t b = 0; b < BLOCKS; b++)
-            memcpy(e->slots_at + e->slots[SLOTS - BLOCKS + b].slot * e->slot_bytes, other + b * e->slot_bytes,
-                   e->slot_bytes);
+        s = move(e, e->slots_at, e->image, bytes, err);
         copy[r] = (double)bytes / (double)(clock_ns() - at);
+        if (s != KVS_OK)
+            return s;
         at = clock_ns();
-        s = load(e, SLOTS - BLOCKS, err);
+        s = load(e, 0, err);
         loads[r] = (double)bytes / (double)(clock_ns() - at);
         ratio[r] = loads[r] / copy[r];
     }
-    free(other);
     if (s != KVS_OK)
         return s;
     e->b->memcpy_gbs = clock_percentile(copy, COPY_ROUNDS, 50);
@@ -280,6 +354,50 @@ static kvs_status measure(engine *e, kvs_err *err)
     e->b->load_ratio = clock_percentile(ratio, COPY_ROUNDS, 50);
     e->b->moved_bytes += COPY_ROUNDS * bytes;
     return KVS_OK;
+}
+
+/* Decode all layers again: the bits must be those of engine A. */
+static kvs_status decode_same(engine *e, uint32_t first, kvs_err *err)
+{
+    kvs_status s = KVS_OK;
+
+    for (uint32_t j = 0; j < JUDGED && s == KVS_OK; j++) {
+        s = decode(e, j, first, err);
+        if (s == KVS_OK && (memcmp(e->b->out[j], e->scratch_at + OUT_AT, OUT_BYTES) != 0 ||
+                            memcmp(e->b->lse[j], e->scratch_at + LSE_AT, LSE_BYTES) != 0))
+            return kvs_fail(err, KVS_E_CORRUPT, "layer %u: not the bits that engine A got", JUDGED_LAYERS[j]);
+    }
+    return s;
+}
+
+/* The daemon goes and comes back; its device memory has stayed, for we hold it.  Every byte is compared. */
+static kvs_status outlive_daemon(engine *e, uint32_t first, kvs_err *err)
+{
+    uint64_t bytes = BLOCKS * e->slot_bytes, generation = kvs_generation(e->client);
+    uint8_t *before = malloc(bytes);
+    struct timespec step = {0, 10000000};
+    kvs_region_info info;
+    kvs_status s = KVS_OK;
+
+    if (before == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "no memory for %d blocks", BLOCKS);
+    for (uint32_t b = 0; b < BLOCKS && s == KVS_OK; b++)
+        s = move(e, e->image + b * e->slot_bytes, block_at(e, first + b), e->slot_bytes, err);
+    memcpy(before, e->image, bytes);
+    atomic_store(&e->b->stage, 2);
+    while (s == KVS_OK && atomic_load(&e->b->stage) == 2)
+        (void)nanosleep(&step, NULL);
+    if (s == KVS_OK)
+        s = kvs_wait_up(e->client, generation, CALL_MS, err);
+    kvs_region_get(e->region, &info);
+    if (s == KVS_OK && info.state != KVS_OK)
+        s = kvs_fail(err, info.state, "the region was not taken back: %s", kvs_status_name(info.state));
+    for (uint32_t b = 0; b < BLOCKS && s == KVS_OK; b++)
+        s = move(e, e->image + b * e->slot_bytes, block_at(e, first + b), e->slot_bytes, err);
+    if (s == KVS_OK && memcmp(before, e->image, bytes) != 0)
+        s = kvs_fail(err, KVS_E_CORRUPT, "device blocks have changed over the restart");
+    free(before);
+    return s == KVS_OK ? decode_same(e, first, err) : s;
 }
 
 static kvs_status engine_a(engine *e, kvs_err *err)
@@ -316,19 +434,15 @@ static kvs_status engine_b(engine *e, kvs_err *err)
     if (s == KVS_OK && e->b->hits != BLOCKS)
         return kvs_fail(err, KVS_E_NOT_FOUND, "%u of %d blocks were found", e->b->hits, BLOCKS);
     if (s == KVS_OK)
-        memset(e->slots_at, 0xff, SLOTS * e->slot_bytes);
+        s = wipe_slots(e, err);
     if (s == KVS_OK)
         s = load(e, first, err);
     e->b->moved_bytes += BLOCKS * e->slot_bytes;
-    for (uint32_t j = 0; j < JUDGED && s == KVS_OK; j++) {
-        s = decode(e, j, first, err);
-        if (s == KVS_OK && (memcmp(e->b->out[j], e->scratch_at + OUT_AT, OUT_BYTES) != 0 ||
-                            memcmp(e->b->lse[j], e->scratch_at + LSE_AT, LSE_BYTES) != 0))
-            return kvs_fail(err, KVS_E_CORRUPT, "layer %u: not the bits that engine A got", JUDGED_LAYERS[j]);
-    }
+    if (s == KVS_OK)
+        s = decode_same(e, first, err);
     if (s == KVS_OK)
         s = measure(e, err);
-    return s;
+    return s == KVS_OK ? outlive_daemon(e, first, err) : s;
 }
 
 /* Fork an engine.  A stays until it is killed; B ends by itself. */
@@ -405,9 +519,34 @@ static const char *ok(void)
     return isatty(STDOUT_FILENO) ? "\033[32mok\033[0m" : "ok";
 }
 
-static bool engines(const ctl *c, board *b, const char *socket)
+static const char *const SETTINGS[] = {"pool.max_bytes=384MiB", "pool.extent_bytes=64MiB"};
+enum { N_SETTINGS = sizeof SETTINGS / sizeof *SETTINGS };
+
+/* Engine B: until it ends.  In the middle of it the daemon is restarted.  False: it failed. */
+static bool serve_engine_b(board *b, pid_t pid, private_daemon *d)
 {
+    struct timespec step = {0, 10000000};
+    kvs_err err = {.msg = ""};
     int status = 0;
+
+    while (atomic_load(&b->stage) != 2) {
+        if (waitpid(pid, &status, WNOHANG) == pid)
+            return false; /* before it came to that */
+        (void)nanosleep(&step, NULL);
+    }
+    if (private_restart(d, SETTINGS, N_SETTINGS, &err) != KVS_OK) {
+        (void)kill(pid, SIGKILL);
+        (void)waitpid(pid, NULL, 0);
+        (void)snprintf(b->failure, sizeof b->failure, "restart: %.180s", err.msg);
+        return false;
+    }
+    atomic_store(&b->stage, 3);
+    return waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static bool engines(const ctl *c, board *b, private_daemon *d)
+{
+    const char *socket = d->socket;
     pid_t pid = start_engine(b, socket, true);
 
     say(c, "engine A   writes %d tokens x %d layers, decodes layers %u, %u and %u, stores %d blocks\n", PROMPT, LAYERS,
@@ -419,10 +558,12 @@ static bool engines(const ctl *c, board *b, const char *socket)
             JUDGED_LAYERS[j], b->verdict[j].cosine, b->verdict[j].max_error, b->verdict[j].lse);
     say(c, "  %s  killed with SIGKILL\nengine B   looks the prefix up, loads it into other slots, decodes\n", ok());
     pid = start_engine(b, socket, false);
-    if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 0)
+    if (pid < 0 || !serve_engine_b(b, pid, d))
         return false;
     say(c, "  %s  %u of %d blocks found\n  %s  layers %u, %u and %u: the same bits as engine A\n", ok(), b->hits,
         BLOCKS, ok(), JUDGED_LAYERS[0], JUDGED_LAYERS[1], JUDGED_LAYERS[2]);
+    say(c, "  %s  a restart of the daemon: the blocks stayed on the device, every byte and all decoded bits the same\n",
+        ok());
     return true;
 }
 
@@ -478,8 +619,8 @@ static void print_summary(const board *b, const replay_result *r, double seconds
     (void)printf("  %-26s  cosine distance %.1e, error %.3f of RMS, LSE %.1e\n", "decode, the worst", v.cosine,
                  v.max_error, v.lse);
     (void)printf("  %-26s  %s\n", "moved, region and pool", render_bytes(size, sizeof size, (double)b->moved_bytes));
-    (void)printf("  %-26s  %.2f GB/s, %.2f of memcpy on one thread (%.2f GB/s)\n", "LOAD, median", b->load_gbs,
-                 b->load_ratio, b->memcpy_gbs);
+    (void)printf("  %-26s  %.2f GB/s, %.2f of %s (%.2f GB/s)\n", "LOAD, median", b->load_gbs, b->load_ratio,
+                 b->on_gpu ? "one raw copy of pinned memory" : "memcpy on one thread", b->memcpy_gbs);
     (void)printf("  %-26s  %.2f GB/s, into memory not yet touched\n", "the first STORE", b->store_gbs);
     (void)printf("  %-26s  %" PRIu64 " requests, hit rate %.3f, %s loaded\n", "replay", r->requests, hit_rate(r),
                  render_bytes(size, sizeof size, (double)r->loaded_bytes));
@@ -487,6 +628,35 @@ static void print_summary(const board *b, const replay_result *r, double seconds
     (void)printf(
         "\nEverything was verified.  Where to go next: a client in ten lines (README.md), 'kvstridectl --help',\n"
         "the protocol (proto/PROTOCOL.md), and 'make bench' for figures beside plain ones.\n");
+}
+
+/* What the daemon says that it works on. */
+static const char *device_of(const private_daemon *d)
+{
+    static char name[96];
+    kvs_report_args a = KVS_REPORT_SUMMARY;
+    kvs_options o = KVS_OPTIONS_INIT;
+    kvs_client *c = NULL;
+    char *text = NULL;
+    size_t len = 0;
+    json *doc = NULL;
+
+    (void)snprintf(name, sizeof name, "unknown");
+    o.path = d->socket;
+    if (kvs_connect(&c, &o, NULL) == KVS_OK && kvs_report_alloc(c, &a, &text, &len, 0, NULL) == KVS_OK &&
+        json_parse(text, len, &doc, NULL) == KVS_OK) {
+        const json_node *kind = json_member(json_root(doc), "device");
+        const json_node *card = json_member(json_root(doc), "device_name");
+
+        if (kind != NULL)
+            (void)snprintf(name, sizeof name, "%.20s%s%.64s", json_string(kind),
+                           card != NULL && json_string(card)[0] != '\0' ? ", " : "",
+                           card != NULL ? json_string(card) : "");
+    }
+    json_destroy(doc);
+    kvs_free(text);
+    kvs_close(c);
+    return name;
 }
 
 static kvs_status replay(const char *socket, replay_result *ret, kvs_err *err)
@@ -504,7 +674,6 @@ static kvs_status replay(const char *socket, replay_result *ret, kvs_err *err)
 
 int ctl_demo(const ctl *c)
 {
-    static const char *const SETTINGS[] = {"pool.max_bytes=384MiB", "pool.extent_bytes=64MiB"};
     private_daemon d = {0};
     replay_result r = {0};
     kvs_err err = {0};
@@ -516,13 +685,13 @@ int ctl_demo(const ctl *c)
 
     if (b == MAP_FAILED)
         return ctl_fail(c, "demo", KVS_E_NO_MEMORY, NULL);
-    s = private_start(&d, SETTINGS, 2, &err);
+    s = private_start(&d, SETTINGS, N_SETTINGS, &err);
     if (s != KVS_OK) {
         code = ctl_fail(c, "demo", s, &err);
         goto end;
     }
-    say(c, "kvstrided  %s on the cpu device, private, a pool of 384 MiB\n", KVS_VERSION);
-    if (!engines(c, b, d.socket)) {
+    say(c, "kvstrided  %s on the %s device, private, a pool of 384 MiB\n", KVS_VERSION, device_of(&d));
+    if (!engines(c, b, &d)) {
         (void)kvs_fail(&err, KVS_E_CORRUPT, "%s", b->failure[0] ? b->failure : "an engine died");
         (void)ctl_fail(c, "demo", KVS_E_CORRUPT, &err);
         goto end;

@@ -164,31 +164,34 @@ static bool is_ready(const private_daemon *d)
     return ready;
 }
 
-kvs_status private_start(private_daemon *d, const char *const *settings, uint32_t n, kvs_err *err)
+static void end_process(private_daemon *d)
 {
     struct timespec step = {0, STEP_MS * 1000000L};
-    const char *tmp = getenv("TMPDIR");
+    int waited = 0;
+
+    if (d->pid <= 0)
+        return;
+    (void)kill(d->pid, SIGTERM);
+    while (waitpid(d->pid, NULL, WNOHANG) == 0 && waited < STOP_MS) {
+        (void)nanosleep(&step, NULL);
+        waited += STEP_MS;
+    }
+    if (waited >= STOP_MS) {
+        (void)kill(d->pid, SIGKILL);
+        (void)waitpid(d->pid, NULL, 0);
+    }
+    d->pid = 0;
+    litter.pid = 0;
+}
+
+/* A process, until it is ready.  On failure nothing is left of the daemon, its folder included. */
+static kvs_status launch(private_daemon *d, const char *const *settings, uint32_t n, kvs_err *err)
+{
+    struct timespec step = {0, STEP_MS * 1000000L};
     char words[160];
     pid_t parent = getpid();
     int status = 0;
-    FILE *f;
 
-    *d = (private_daemon){0};
-    if (tmp == NULL || tmp[0] != '/' || strlen(tmp) > 40)
-        tmp = "/tmp"; /* socket paths are short */
-    (void)snprintf(d->dir, sizeof d->dir, "%s/kvstride-XXXXXX", tmp);
-    if (mkdtemp(d->dir) == NULL)
-        return kvs_fail(err, KVS_E_SYS, "temporary folder %s: %s", d->dir, strerror(errno));
-    watch_for_end(d);
-    (void)snprintf(d->socket, sizeof d->socket, "%s/client.sock", d->dir);
-    (void)snprintf(d->admin, sizeof d->admin, "%s/admin.sock", d->dir);
-    (void)snprintf(d->log, sizeof d->log, "%s/log", d->dir);
-    (void)snprintf(d->config, sizeof d->config, "%s/config", d->dir);
-    f = fopen(d->config, "w");
-    if (f == NULL || fputs("{}\n", f) < 0 || fclose(f) != 0) {
-        private_stop(d);
-        return kvs_fail(err, KVS_E_SYS, "%s: %s", d->config, strerror(errno));
-    }
     (void)fflush(NULL);
     d->pid = fork();
     if (d->pid == 0)
@@ -217,25 +220,41 @@ kvs_status private_start(private_daemon *d, const char *const *settings, uint32_
     return kvs_fail(err, KVS_E_AWAY, "the private daemon was not ready after %d s: %s", READY_MS / 1000, words);
 }
 
+kvs_status private_start(private_daemon *d, const char *const *settings, uint32_t n, kvs_err *err)
+{
+    const char *tmp = getenv("TMPDIR");
+    FILE *f;
+
+    *d = (private_daemon){0};
+    if (tmp == NULL || tmp[0] != '/' || strlen(tmp) > 40)
+        tmp = "/tmp"; /* socket paths are short */
+    (void)snprintf(d->dir, sizeof d->dir, "%s/kvstride-XXXXXX", tmp);
+    if (mkdtemp(d->dir) == NULL)
+        return kvs_fail(err, KVS_E_SYS, "temporary folder %s: %s", d->dir, strerror(errno));
+    watch_for_end(d);
+    (void)snprintf(d->socket, sizeof d->socket, "%s/client.sock", d->dir);
+    (void)snprintf(d->admin, sizeof d->admin, "%s/admin.sock", d->dir);
+    (void)snprintf(d->log, sizeof d->log, "%s/log", d->dir);
+    (void)snprintf(d->config, sizeof d->config, "%s/config", d->dir);
+    f = fopen(d->config, "w");
+    if (f == NULL || fputs("{}\n", f) < 0 || fclose(f) != 0) {
+        private_stop(d);
+        return kvs_fail(err, KVS_E_SYS, "%s: %s", d->config, strerror(errno));
+    }
+    return launch(d, settings, n, err);
+}
+
+kvs_status private_restart(private_daemon *d, const char *const *settings, uint32_t n, kvs_err *err)
+{
+    end_process(d);
+    return launch(d, settings, n, err);
+}
+
 void private_stop(private_daemon *d)
 {
-    struct timespec step = {0, STEP_MS * 1000000L};
     char path[160];
 
-    if (d->pid > 0) {
-        int waited = 0;
-
-        (void)kill(d->pid, SIGTERM);
-        while (waitpid(d->pid, NULL, WNOHANG) == 0 && waited < STOP_MS) {
-            (void)nanosleep(&step, NULL);
-            waited += STEP_MS;
-        }
-        if (waited >= STOP_MS) {
-            (void)kill(d->pid, SIGKILL);
-            (void)waitpid(d->pid, NULL, 0);
-        }
-        litter.pid = 0;
-    }
+    end_process(d);
     if (d->dir[0] != '\0') {
         for (size_t i = 0; i < N_LEFT; i++) {
             (void)snprintf(path, sizeof path, "%s/%s", d->dir, LEFT[i]);

@@ -20,6 +20,8 @@ typedef struct private_daemon {
 /* settings: [n] "key=value" as kvstrided --set takes them.  Waits until the whole pool is usable, at most 60
  * s. E_AWAY: it did not come up, with the end of what it said. */
 kvs_status private_start(private_daemon *d, const char *const *settings, uint32_t n, kvs_err *err);
+/* End the process, kindly, and start another one on the same sockets.  After a failure it is stopped. */
+kvs_status private_restart(private_daemon *d, const char *const *settings, uint32_t n, kvs_err *err);
 void private_stop(private_daemon *d); /* any number of times */
 
 #endif

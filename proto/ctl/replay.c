@@ -1,3 +1,4 @@
+#include "kernels/client_cuda.h"
 #include "proto/ctl/replay.h"
 
 #include <inttypes.h>
@@ -32,6 +33,8 @@ typedef struct player {
     kvs_ns *ns;
     kvs_region *region;
     uint8_t *base;
+    client_cuda_lane *lane; /* base is a GPU's; NULL: host memory */
+    void *image;            /* with a lane: one block of host memory */
     uint64_t stride, slot_bytes;
     uint32_t chunk; /* blocks that move at a time */
     kvs_slot slots[MAX_CHUNK];
@@ -47,6 +50,22 @@ static uint8_t *slot_address(const player *p, uint32_t i)
     return p->base + (uint64_t)p->slots[i].slot * p->stride;
 }
 
+/* Where a block is made or looked at: in its slot, or in host memory beside a GPU. */
+static uint8_t *desk(const player *p, uint32_t i)
+{
+    return p->lane != NULL ? p->image : slot_address(p, i);
+}
+
+static kvs_status put_out(player *p, uint32_t i)
+{
+    return p->lane != NULL ? client_cuda_copy(p->lane, slot_address(p, i), p->image, p->slot_bytes, &p->err) : KVS_OK;
+}
+
+static kvs_status take_in(player *p, uint32_t i)
+{
+    return p->lane != NULL ? client_cuda_copy(p->lane, p->image, slot_address(p, i), p->slot_bytes, &p->err) : KVS_OK;
+}
+
 /* keys[first .. first + n): into the slots, each byte checked.  Returns how many leading ones were there. */
 static kvs_status load_chunk(player *p, uint32_t first, uint32_t n, uint32_t *ret_loaded)
 {
@@ -57,8 +76,12 @@ static kvs_status load_chunk(player *p, uint32_t first, uint32_t n, uint32_t *re
     a.keys = p->keys + (size_t)first * KVS_KEY_BYTES;
     a.slots = p->slots;
     a.results = results;
-    for (uint32_t i = 0; i < n; i++)
-        (void)memset(slot_address(p, i), POISON, p->slot_bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        (void)memset(desk(p, i), POISON, p->slot_bytes);
+        s = put_out(p, i);
+        if (s != KVS_OK)
+            return s;
+    }
     s = kvs_load(&a, CALL_MS, &p->err);
     if (s != KVS_OK && s != KVS_E_PARTIAL)
         return s;
@@ -72,7 +95,10 @@ static kvs_status load_chunk(player *p, uint32_t first, uint32_t n, uint32_t *re
             continue;
         }
         p->sum.loaded_bytes += p->slot_bytes;
-        if (pattern_verify(key, slot_address(p, i), p->slot_bytes) != p->slot_bytes)
+        s = take_in(p, i);
+        if (s != KVS_OK)
+            return s;
+        if (pattern_verify(key, desk(p, i), p->slot_bytes) != p->slot_bytes)
             p->sum.mismatches++;
     }
     return KVS_OK;
@@ -87,8 +113,12 @@ static kvs_status store_chunk(player *p, uint32_t first, uint32_t n)
     a.parent = first > 0 ? a.keys - KVS_KEY_BYTES : NULL;
     a.slots = p->slots;
     a.results = results;
-    for (uint32_t i = 0; i < n; i++)
-        pattern_fill(a.keys + (size_t)i * KVS_KEY_BYTES, slot_address(p, i), p->slot_bytes);
+    for (uint32_t i = 0; i < n; i++) {
+        pattern_fill(a.keys + (size_t)i * KVS_KEY_BYTES, desk(p, i), p->slot_bytes);
+        s = put_out(p, i);
+        if (s != KVS_OK)
+            return s;
+    }
     s = kvs_store(&a, CALL_MS, &p->err);
     if (s != KVS_OK && s != KVS_E_PARTIAL)
         return s;
@@ -185,7 +215,10 @@ static kvs_status player_open(player *p)
     p->base = base;
     p->stride = info.slot_stride;
     p->slot_bytes = ns.slot_bytes;
-    return KVS_OK;
+    if (info.memory != KVS_MEMORY_CUDA_VMM)
+        return KVS_OK;
+    s = client_cuda_lane_open(&p->lane, &p->err);
+    return s == KVS_OK ? client_cuda_host(p->lane, p->slot_bytes, &p->image, &p->err) : s;
 }
 
 static void *player_main(void *arg)
@@ -205,6 +238,7 @@ static void *player_main(void *arg)
     }
     if (p->status != KVS_OK)
         atomic_store(&p->all->failed, true);
+    client_cuda_lane_close(p->lane);
     kvs_close(p->client);
     free(p->keys);
     return NULL;

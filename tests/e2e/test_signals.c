@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "daemon/options.h"
+#include "kernels/device_cuda.h"
 #include "proto/layout.h"
 #include "tests/support/daemon_fixture.h"
 #include "tests/support/raw_client.h"
@@ -347,6 +348,25 @@ Test(signals, a_pool_that_gets_no_memory_at_all_ends_with_a_system_fault_that_na
     cr_assert_eq(daemon_log_count(&d, "are available"), 2, "also where the piece failed");
     d.no_memory = false;
     cr_assert(daemon_start(&d, NULL), "with memory it starts");
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+}
+
+Test(signals, without_a_gpu_cuda_is_refused_and_auto_takes_the_cpu_with_a_reason)
+{
+    uint32_t n = 0;
+
+    if (device_cuda_count(&n, NULL) == KVS_OK)
+        cr_skip("this machine has a GPU");
+    daemon_configure(&d, "{\"device\": {\"kind\": \"cuda\"}, \"pool\": {\"max_bytes\": \"16MiB\"}}");
+    daemon_spawn(&d, NULL);
+    cr_assert(!daemon_wait_notified(&d, "READY=1", 10000));
+    cr_assert_eq(daemon_wait(&d, 10000), EXIT_CODE_SYSTEM);
+    cr_assert_eq(daemon_log_count(&d, "device.kind: cuda: cuda device: "), 1);
+    cr_assert(daemon_start(&d, "{\"device\": {\"kind\": \"auto\"}, \"pool\": {\"max_bytes\": \"16MiB\"}}"));
+    cr_assert_eq(daemon_log_count(&d, " kind=cpu reason="), 1);
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+    cr_assert(daemon_start(&d, "{\"device\": {\"kind\": \"cpu\"}, \"pool\": {\"max_bytes\": \"16MiB\"}}"));
+    cr_assert_eq(daemon_log_count(&d, " kind=cpu reason="), 1, "cpu was asked for: there is nothing to say");
     cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
 }
 

@@ -130,6 +130,7 @@ int main(void)
             .base = w.gpu + p * PAGE * JOBS * ITEMS, .stride = PAGE, .page_bytes = PAGE, .block_offset = p * PAGE};
     for (int r = 0; r < ROUNDS; r++) {
         w.wrong = 0;
+        w.dev.ops.depth = r % 2 ? 2 : 1; /* every other round two batches at once, and sums by other threads */
         one_round(&w);
         passed += w.wrong == 0;
         failed += w.wrong != 0;

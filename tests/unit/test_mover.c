@@ -158,6 +158,96 @@ static uint64_t sum_of(uint32_t host_slot)
     return XXH3_64bits(host + host_slot * map->slot_bytes, map->slot_bytes);
 }
 
+/* --- two batches at once
+ * ----------------------------------------------------------------------------------------- */
+
+static task *deep(device_dir dir, unsigned t)
+{
+    dev.ops.depth = 2;
+    start(dir, false, BATCH_PLANES, SMALL_PAGE);
+    return make(t, 0, SLOTS);
+}
+
+Test(mover, queues_the_next_batch_before_it_waits_for_the_last_where_the_device_likes_that)
+{
+    task *k = deep(DEVICE_STORE, 0);
+
+    k->job.checksum = true;
+    stub_hold(&dev, 1);
+    submit(k);
+    stub_await_held(&dev);
+    cr_assert_eq(stub_count(&dev, STUB_COPY), 2);
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, 1));
+    cr_assert_eq(stub_count(&dev, STUB_COPY), SLOTS);
+    cr_assert_eq(stub_count(&dev, STUB_WAIT), SLOTS);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        cr_assert_eq(k->items[i].status, KVS_OK);
+        cr_assert(same_block(i, i));
+        cr_assert_eq(k->items[i].checksum, sum_of(i), "block %u", i);
+    }
+    end();
+}
+
+Test(mover, sums_many_blocks_of_a_batch_each_for_itself)
+{
+    task *k;
+
+    dev.ops.depth = 2;
+    start(DEVICE_STORE, true, PLANES, PAGE);
+    k = make(0, 0, SLOTS);
+    k->job.checksum = true;
+    submit(k);
+    cr_assert(sink_run_until(&done, 1));
+    for (uint32_t i = 0; i < SLOTS; i++)
+        cr_assert_eq(k->items[i].checksum, sum_of(i), "block %u", i);
+    end();
+}
+
+Test(mover, fails_only_the_items_of_one_of_two_batches)
+{
+    task *k = deep(DEVICE_LOAD, 0);
+
+    stub_fail(&dev, STUB_COPY, 2, KVS_E_DEVICE); /* never queued, so that the waits of blocks 2.. are one earlier */
+    stub_fail(&dev, STUB_WAIT, 4, KVS_E_DEVICE);
+    submit(k);
+    cr_assert(sink_run_until(&done, 1));
+    cr_assert_eq(k->job.job.status, KVS_E_DEVICE);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        cr_assert_eq(k->items[i].status, i == 1 || i == 4 ? KVS_E_DEVICE : KVS_OK, "block %u", i);
+    end();
+}
+
+Test(mover, loses_every_item_with_two_batches_under_way)
+{
+    task *k = deep(DEVICE_STORE, 0);
+
+    stub_fail(&dev, STUB_WAIT, 3, KVS_E_DEVICE_LOST);
+    submit(k);
+    cr_assert(sink_run_until(&done, 1));
+    for (uint32_t i = 0; i < SLOTS; i++)
+        cr_assert_eq(k->items[i].status, KVS_E_DEVICE_LOST);
+    cr_assert_eq(stub_count(&dev, STUB_WAIT), 3, "a lost device was asked again");
+    end();
+}
+
+Test(mover, waits_for_what_two_batches_have_begun_when_it_is_stopped)
+{
+    task *k = deep(DEVICE_LOAD, 0);
+
+    stub_hold(&dev, 1);
+    submit(k);
+    stub_await_held(&dev);
+    atomic_store(&k->job.job.stop, true);
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, 1));
+    cr_assert_eq(k->job.job.status, KVS_E_CANCELLED);
+    cr_assert_eq(stub_count(&dev, STUB_WAIT), 2);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        cr_assert_eq(k->items[i].status, i < 2 ? KVS_OK : KVS_E_CANCELLED, "block %u", i);
+    end();
+}
+
 /* --- copies
  * ------------------------------------------------------------------------------------------------------ */
 

@@ -56,6 +56,11 @@ static fx_answer import(world *w, uint32_t n_slots, const wire_plane_map *maps, 
     return fx_wait(&w->c, id);
 }
 
+static int engine_memory(void)
+{
+    return memory(1 << 20, true);
+}
+
 static kvs_status import_status(world *w, uint32_t n_slots, wire_plane_map map, int fd)
 {
     fx_answer a = import(w, n_slots, &map, 1, fd);
@@ -322,6 +327,48 @@ Test(op_region, a_region_survives_a_restart_of_the_daemon_with_its_blocks)
     cr_assert(fx_holds(&g, slot[1].slot, 2));
     fx_unmap(&g);
     w.f.fds_before -= 1;
+    stop(&w);
+}
+
+/* An import of whole blocks with n_ipc handles in its body and n_fds descriptors. */
+static kvs_status handles_status(world *w, uint32_t memory, uint32_t n_ipc, uint32_t n_sent, bool with_fd)
+{
+    fx_body *b = fx_new();
+    uint64_t id = w->c.next_id++;
+    int fd = with_fd ? engine_memory() : -1;
+    fx_answer a;
+    kvs_status s;
+
+    wire_put_region_import_req(
+        &b->out, &(wire_region_import_req){.ns = w->ns, .n_slots = 1, .memory = memory, .n_maps = 1, .n_ipc = n_ipc});
+    wire_put_plane_map(&b->out, &(wire_plane_map){0});
+    for (uint32_t i = 0; i < n_sent; i++) {
+        wire_ipc_handle h = {.uuid = {(uint8_t)(i / 2)}};
+
+        wire_put_ipc_handle(&b->out, &h);
+    }
+    cr_assert_eq(fx_send_frame(&w->c, WIRE_REGION_IMPORT, id, 0, b, &fd, with_fd ? 1 : 0), KVS_OK);
+    a = fx_wait(&w->c, id);
+    s = a.status;
+    fx_done(&a);
+    return s;
+}
+
+Test(op_region, ipc_handles_are_counted_and_refused_where_they_do_not_belong)
+{
+    world w;
+
+    start(&w);
+    cr_assert_eq(handles_status(&w, WIRE_MEMORY_CUDA_IPC, 1, 1, false), KVS_E_UNSUPPORTED, "by the cpu device itself");
+    cr_assert_eq(handles_status(&w, WIRE_MEMORY_CUDA_IPC, 0, 0, false), KVS_E_INVALID);
+    cr_assert_eq(handles_status(&w, WIRE_MEMORY_CUDA_IPC, 65, 65, false), KVS_E_INVALID);
+    cr_assert_eq(handles_status(&w, WIRE_MEMORY_CUDA_IPC, 2, 1, false), KVS_E_PROTO);
+    cr_assert_eq(handles_status(&w, WIRE_MEMORY_CUDA_IPC, 1, 2, false), KVS_E_PROTO);
+    cr_assert_eq(handles_status(&w, WIRE_MEMORY_CUDA_IPC, UINT32_MAX, 1, false), KVS_E_PROTO);
+    cr_assert_eq(handles_status(&w, WIRE_MEMORY_CUDA_IPC, 1, 1, true), KVS_E_INVALID, "a descriptor besides");
+    cr_assert_eq(handles_status(&w, WIRE_MEMORY_CUDA_IPC, 3, 3, false), KVS_E_INVALID, "two GPUs; one map for three");
+    cr_assert_eq(handles_status(&w, WIRE_MEMORY_MEMFD, 1, 0, true), KVS_E_INVALID);
+    cr_assert_eq(handles_status(&w, WIRE_MEMORY_CUDA_VMM, 0, 0, true), KVS_E_UNSUPPORTED);
     stop(&w);
 }
 

@@ -288,8 +288,8 @@ Test(region, plane_maps_out_of_range_are_refused_with_the_map_named, .init = set
         wire_plane_map maps[3] = {c->map, c->map, c->map};
         kvs_err err = {0};
 
-        cr_assert_eq(region_maps_check(&ns, c->n_slots, maps, c->n_maps, c->n_fds, &err), c->right, "%s: %s", c->what,
-                     err.msg);
+        cr_assert_eq(region_maps_check(&ns, c->n_slots, maps, c->n_maps, c->n_fds, false, &err), c->right, "%s: %s",
+                     c->what, err.msg);
     }
 }
 
@@ -306,4 +306,45 @@ Test(region, a_contiguous_map_puts_planes_behind_one_another, .init = setup)
     cr_assert_eq(region_map_view(m, 1).n_blocks, 5);
     cr_assert_eq(region_map_view(m, 1).tokens_per_block, 4);
     free(m);
+}
+
+/* Three pieces of one page each, the third apart from the others. */
+static uint8_t *pieces[] = {(uint8_t *)0x10000, (uint8_t *)0x11000, (uint8_t *)0x20000};
+
+static uint32_t fake_pieces(const device_mem *mem)
+{
+    (void)mem;
+    return 3;
+}
+
+static uint8_t *fake_base(const device_mem *mem, uint32_t piece, uint64_t *ret_bytes)
+{
+    (void)mem;
+    *ret_bytes = 0x1000;
+    return pieces[piece];
+}
+
+static kvs_status map_at(uint32_t piece, uint64_t base, bool joined)
+{
+    const device_ops ops = {.mem_pieces = fake_pieces, .mem_base = fake_base};
+    device d = {&ops};
+    device_mem mem = {&d};
+    wire_plane_map maps[2] = {{piece, 0, base, 4608}, {piece, 0, base, 4608}};
+    region_map *m = NULL;
+    kvs_status s = region_map_imported(&ns, 1, maps, 2, &mem, joined, &m, NULL);
+
+    if (s == KVS_OK)
+        cr_assert_eq(m->planes[1].base, pieces[piece] + base);
+    free(m);
+    return s;
+}
+
+Test(region, a_plane_may_run_on_into_the_next_piece_only_where_they_are_joined, .init = setup)
+{
+    cr_assert_eq(map_at(0, 0, false), KVS_E_RANGE, "4,608 bytes in a piece of 4,096");
+    cr_assert_eq(map_at(0, 0, true), KVS_OK);
+    cr_assert_eq(map_at(0, 8192 - 4608, true), KVS_OK, "to the last byte");
+    cr_assert_eq(map_at(0, 8192 - 4608 + 16, true), KVS_E_RANGE, "beyond it");
+    cr_assert_eq(map_at(1, 0, true), KVS_E_RANGE, "the third piece does not follow");
+    cr_assert_eq(map_at(3, 0, true), KVS_E_RANGE, "there is no fourth one");
 }

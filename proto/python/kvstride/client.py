@@ -408,7 +408,8 @@ class Client:
         planes = opened.namespace.planes
         maps = [PlaneMap(0, 0, opened.slot_bytes)] if maps is None else list(maps)
         body = _pack(
-            Op.REGION_IMPORT, {"map": maps}, ns=opened.ns, device=device, n_slots=n_slots, memory=0, n_maps=len(maps)
+            Op.REGION_IMPORT, {"map": maps}, ns=opened.ns, device=device, n_slots=n_slots, memory=0, n_maps=len(maps),
+            n_ipc=0,
         )
         row = self._call(Op.REGION_IMPORT, body, deadline, fds=fds).row
         pages = [opened.slot_bytes] if len(maps) == 1 else [p.page_bytes for p in planes]

@@ -215,7 +215,8 @@ REGION_ATTACH_REQ = Table(
     "region_attach_req", "ns:u32 kind:u32 device:u32 n_slots:u32 bytes:u64 mode:u32 n_entries:u32 token:b16"
 )
 REGION_ENTRY = Table("region_entry", "slot:u32 gen:u32 flags:u32 depth:u32 key:b32")
-REGION_IMPORT_REQ = Table("region_import_req", "ns:u32 device:u32 n_slots:u32 memory:u32 n_maps:u32 reserved:u32")
+REGION_IMPORT_REQ = Table("region_import_req", "ns:u32 device:u32 n_slots:u32 memory:u32 n_maps:u32 n_ipc:u32")
+IPC_HANDLE = Table("ipc_handle", "uuid:b16 handle_low:b32 handle_high:b32")
 PLANE_MAP = Table("plane_map", "fd:u32 reserved:u32 base:u64 stride:u64")
 REGION_CLOSE_REQ = Table("region_close_req", "region:u32 reserved:u32")
 LOOKUP_REQ = Table("lookup_req", "ns:u32 n_keys:u32")

@@ -664,7 +664,7 @@ Test(config, schema_knows_every_key_and_closes_every_object)
         }
     }
     for (const json_node *s = json_first(sections); s != NULL; s = json_next(s))
-        n += json_size(json_member(s, "properties"));
+        n += json_member(s, "properties") != NULL ? json_size(json_member(s, "properties")) : 0; /* an array: below */
     cr_assert_eq(n, N_OPTIONS);
     sections = json_member(json_member(sections, "tenants"), "items");
     cr_assert_not(json_bool(json_member(sections, "additionalProperties")));

@@ -188,6 +188,7 @@ install: all
 	$(if $(filter yes,$(PRESERVE)),install -d $(DROPIN) && install -m 644 systemd/examples/preserve.conf $(DROPIN))
 	install -m 644 systemd/sysusers.d/kvstrided.conf $(LIB)/sysusers.d/kvstrided.conf
 	install -m 644 systemd/tmpfiles.d/kvstrided.conf $(LIB)/tmpfiles.d/kvstrided.conf
+	@[ -n "$(DESTDIR)" ] || ldconfig 2>/dev/null || true
 	@echo "next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now kvstrided.socket kvstrided-admin.socket kvstrided"
 uninstall:
 	rm -f $(BIN)/kvstrided $(BIN)/kvstridectl $(LIB)/$(SO) $(LIB)/libkvstride.so $(LIB)/libkvstride.a

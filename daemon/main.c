@@ -414,7 +414,7 @@ static kvs_status reload(void *ud, bool dry_run, json_writer *w, kvs_err *err)
     kvs_status s;
 
     if (a->options.config_path == NULL)
-        s = kvs_fail(err, KVS_E_STATE, "reload: there is no configuration file");
+        s = kvs_fail(err, KVS_E_STATE, "there is no configuration file (--config)");
     else if (room == NULL)
         s = kvs_fail(err, KVS_E_NO_MEMORY, "reload: out of memory");
     else

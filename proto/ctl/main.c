@@ -62,8 +62,10 @@ static const option_row ROWS[] = {
     {"quiet", "", "no progress line", FLAG, true, offsetof(ctl, quiet), 0, 0},
     {"help", "", "this text, or that of a command", HELP, true, 0, 0, 0},
     {"version", "", "name and version", VERSION, true, 0, 0, 0},
-    {"socket", "PATH", "of a running daemon; default $KVSTRIDE_ADMIN_SOCKET, else " CTL_ADMIN_SOCKET, TEXT, false,
-     offsetof(ctl, socket), 0, 0},
+    {"socket", "PATH",
+     "of a running daemon; default $KVSTRIDE_ADMIN_SOCKET, else " CTL_ADMIN_SOCKET
+     "; replay: the engines' socket, no default",
+     TEXT, false, offsetof(ctl, socket), 0, 0},
     {"timeout-ms", "N", "give up after N ms without an answer; default 5000", WHOLE, false, offsetof(ctl, timeout_ms),
      1, 3600000},
     {"ns", "N", "namespace by its number", WHOLE, false, offsetof(ctl, ns), 0, UINT32_MAX - 1},

@@ -285,12 +285,12 @@ static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
         fail_all(m, x, &err);
     } else {
         ended = run_batch(&r, shared ? 1 : m->depth);
+        if (ended && m->sums != NULL)
+            sums_finish(m->sums); /* before the clock stops: the job is not over without them */
         count_path(&r, thread_now_us() - began);
         x->at = r.at;
         *ret_bytes = r.turn_bytes;
     }
-    if (ended && m->sums != NULL)
-        sums_finish(m->sums);
     return ended;
 }
 

@@ -626,7 +626,7 @@ static void print_summary(const board *b, const replay_result *r, double seconds
                  render_bytes(size, sizeof size, (double)r->loaded_bytes));
     (void)printf("  %-26s  %.1f s\n", "all in", seconds);
     (void)printf(
-        "\nEverything was verified.  Where to go next: a client in ten lines (README.md), 'kvstridectl --help',\n"
+        "\nEverything was verified.  Where to go next: a small client (README.md), 'kvstridectl --help',\n"
         "the protocol (proto/PROTOCOL.md), and 'make bench' for figures beside plain ones.\n");
 }
 

@@ -625,9 +625,8 @@ static void print_summary(const board *b, const replay_result *r, double seconds
     (void)printf("  %-26s  %" PRIu64 " requests, hit rate %.3f, %s loaded\n", "replay", r->requests, hit_rate(r),
                  render_bytes(size, sizeof size, (double)r->loaded_bytes));
     (void)printf("  %-26s  %.1f s\n", "all in", seconds);
-    (void)printf(
-        "\nEverything was verified.  Where to go next: a small client (README.md), 'kvstridectl --help',\n"
-        "the protocol (proto/PROTOCOL.md), and 'make bench' for figures beside plain ones.\n");
+    (void)printf("\nEverything was verified.  Where to go next: a small client (README.md), 'kvstridectl --help',\n"
+                 "the protocol (proto/PROTOCOL.md), and 'make bench' for figures beside plain ones.\n");
 }
 
 /* What the daemon says that it works on. */

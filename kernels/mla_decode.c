@@ -158,10 +158,10 @@ static void tile_run(const walk *w, uint32_t seq, uint32_t first, uint64_t len, 
     g->n_tokens = end - t0 < MLA_TILE ? (uint32_t)(end - t0) : MLA_TILE;
     for (uint32_t i = 0; i < MLA_TILE; i++) {
         uint64_t t = t0 + i;
-        int32_t block = i < g->n_tokens ? row[t / v->tokens_per_block] : -1;
+        kvs_view_place at = kvs_view_split(v, t, KVS_SITE_MLA_DECODE);
+        int32_t block = i < g->n_tokens ? row[at.page] : -1;
 
-        g->src[i] =
-            is_good_block(w->a, block) ? kvs_view_row(v, (uint32_t)block, (uint32_t)(t % v->tokens_per_block)) : NULL;
+        g->src[i] = is_good_block(w->a, block) ? kvs_view_row(v, (uint32_t)block, at.token, KVS_SITE_MLA_DECODE) : NULL;
     }
     for (uint32_t r = 0; r < g->n_rows; r++) {
         uint64_t seen = seen_by(w, first, r, len);

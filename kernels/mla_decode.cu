@@ -237,8 +237,9 @@ __device__ __forceinline__ void read_table(const decode_params &p, const job &j,
 
 __device__ __forceinline__ load_plan first_load(const decode_params &p, const job &j, uint32_t tid)
 {
-    uint32_t t = j.begin + tid / LOADERS, tokens = p.a.view.tokens_per_block;
-    load_plan l = {t, t / tokens, t % tokens, -1};
+    uint32_t t = j.begin + tid / LOADERS;
+    kvs_view_place at = kvs_view_split(&p.a.view, t, KVS_SITE_MLA_DECODE);
+    load_plan l = {t, (uint32_t)at.page, at.token, -1};
 
     read_table(p, j, l);
     return l;
@@ -249,8 +250,8 @@ __device__ __forceinline__ void next_load(const decode_params &p, const job &j, 
     l.t += TILE;
     l.page += p.step_pages;
     l.offset += p.step_tokens;
-    if (l.offset >= p.a.view.tokens_per_block) {
-        l.offset -= p.a.view.tokens_per_block;
+    if (l.offset >= kvs_view_tokens(&p.a.view, KVS_SITE_MLA_DECODE)) {
+        l.offset -= kvs_view_tokens(&p.a.view, KVS_SITE_MLA_DECODE);
         l.page++;
     }
     read_table(p, j, l);
@@ -264,7 +265,8 @@ __device__ __forceinline__ void load_tile(const decode_params &p, const job &j, 
     uint32_t r = tid / LOADERS, c = tid % LOADERS;
     uint32_t dst = shared_address(stage + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK);
     bool wanted = l.t < j.end, ok = wanted && l.block >= 0 && (uint32_t)l.block < p.a.view.n_blocks;
-    const uint8_t *src = (ok ? kvs_view_row(&p.a.view, (uint32_t)l.block, l.offset) : p.a.view.base) + c * CHUNK;
+    const uint8_t *src =
+        (ok ? kvs_view_row(&p.a.view, (uint32_t)l.block, l.offset, KVS_SITE_MLA_DECODE) : p.a.view.base) + c * CHUNK;
 
     if (wanted && !ok && j.counts && l.offset == 0 && c == 0)
         atomicAdd(p.bad, 1u);
@@ -795,8 +797,8 @@ extern "C" kvs_status kvs_mla_decode_cuda(const kvs_mla_decode_args *a, void *wo
     p.rows = a->s_q * a->h_q;
     p.row_blocks = (p.rows + rows - 1) / rows;
     p.parts = kvs_mla_decode_cuda_parts(a);
-    p.step_pages = TILE / a->view.tokens_per_block;
-    p.step_tokens = TILE % a->view.tokens_per_block;
+    p.step_pages = TILE / kvs_view_tokens(&a->view, KVS_SITE_MLA_DECODE);
+    p.step_tokens = TILE % kvs_view_tokens(&a->view, KVS_SITE_MLA_DECODE);
     p.bad = ret_bad;
     p.part_out = static_cast<float *>(workspace);
     p.part_lse = p.part_out + partials(a, p.parts) * LATENT;

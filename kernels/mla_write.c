@@ -29,6 +29,7 @@ kvs_status kvs_mla_write(const kvs_mla_write_args *a, uint32_t *ret_bad, kvs_err
         return s;
     for (uint32_t t = 0; t < a->n_tokens; t++) {
         int64_t slot = a->slot_mapping[t];
+        kvs_view_place at;
         uint8_t *row;
 
         if (slot < 0)
@@ -37,8 +38,8 @@ kvs_status kvs_mla_write(const kvs_mla_write_args *a, uint32_t *ret_bad, kvs_err
             bad++;
             continue;
         }
-        row = kvs_view_row(&a->view, (uint32_t)((uint64_t)slot / a->view.tokens_per_block),
-                           (uint32_t)((uint64_t)slot % a->view.tokens_per_block));
+        at = kvs_view_split(&a->view, (uint64_t)slot, KVS_SITE_MLA_WRITE);
+        row = kvs_view_row(&a->view, at.page, at.token, KVS_SITE_MLA_WRITE);
         memcpy(row, a->kv_c + t * a->kv_c_stride, LATENT_BYTES);
         memcpy(row + LATENT_BYTES, a->k_pe + t * a->k_pe_stride, ROPE_BYTES);
     }

@@ -41,8 +41,9 @@ __device__ uint4 read_chunk(const uint8_t *src, uint32_t aligned)
 __global__ void __launch_bounds__(THREADS) write_kernel(const __grid_constant__ write_params p)
 {
     uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x, t = i / CHUNKS;
-    uint32_t c = (uint32_t)(i % CHUNKS), tokens = p.a.view.tokens_per_block;
+    uint32_t c = (uint32_t)(i % CHUNKS);
     int64_t slot;
+    kvs_view_place at;
     uint8_t *row;
 
     if (t >= p.a.n_tokens)
@@ -50,12 +51,13 @@ __global__ void __launch_bounds__(THREADS) write_kernel(const __grid_constant__ 
     slot = p.a.slot_mapping[t];
     if (slot < 0)
         return;
-    if ((uint64_t)slot >= (uint64_t)p.a.view.n_blocks * tokens) {
+    if ((uint64_t)slot >= (uint64_t)p.a.view.n_blocks * p.a.view.tokens_per_block) {
         if (c == 0 && p.bad != nullptr)
             atomicAdd(p.bad, 1u);
         return;
     }
-    row = kvs_view_row(&p.a.view, (uint32_t)((uint64_t)slot / tokens), (uint32_t)((uint64_t)slot % tokens));
+    at = kvs_view_split(&p.a.view, (uint64_t)slot, KVS_SITE_MLA_WRITE);
+    row = kvs_view_row(&p.a.view, at.page, at.token, KVS_SITE_MLA_WRITE);
     *reinterpret_cast<uint4 *>(row + c * CHUNK) =
         c < LATENT_CHUNKS ? read_chunk(p.a.kv_c + t * p.a.kv_c_stride + c * CHUNK, p.latent_aligned)
                           : read_chunk(p.a.k_pe + t * p.a.k_pe_stride + (c - LATENT_CHUNKS) * CHUNK, p.rope_aligned);

@@ -12,6 +12,8 @@
 
 #include <stdint.h>
 
+#include "kernels/view_site.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -30,12 +32,84 @@ typedef struct kvs_view {
     uint32_t tokens_per_block; /* rows of a page */
     uint32_t row_bytes;        /* bytes from row to row inside a page */
     uint32_t format;           /* kvs_format */
+#ifdef KVS_MUTATION
+    uint32_t mutant_site, mutant_kinds; /* a site and a set of enum kvs_mutant: what that site gets wrong */
+    uint64_t mutant_offset;             /* of the base in its region, for KVS_MUTANT_BASE */
+#endif
 } kvs_view;
 
-/* Row `token` (< tokens_per_block) of page `block` (< n_blocks).  64-bit throughout. */
-static inline KVS_HD uint8_t *kvs_view_row(const kvs_view *v, uint32_t block, uint32_t token)
+#ifdef KVS_MUTATION
+static inline KVS_HD int kvs_mutated(const kvs_view *v, kvs_site site, uint32_t kind)
 {
-    return v->base + (uint64_t)block * v->block_stride + (uint64_t)token * v->row_bytes;
+    return v->mutant_site == (uint32_t)site && (v->mutant_kinds & kind) != 0;
+}
+#endif
+
+/* What kernels/ asks of a view, each with the place that asks (view_site.h).  Tokens, pages and lengths come from here and
+ * nowhere else, so that the mutation build can answer wrongly at one place and see whether a test notices. */
+
+/* Token `index` of a list of pages, or of a slot mapping: index / tokens_per_block, index % tokens_per_block. */
+typedef struct kvs_view_place {
+    uint64_t page;
+    uint32_t token;
+} kvs_view_place;
+
+static inline KVS_HD uint32_t kvs_view_tokens(const kvs_view *v, kvs_site site)
+{
+#ifdef KVS_MUTATION
+    if (kvs_mutated(v, site, KVS_MUTANT_TOKENS))
+        return (uint32_t)(v->block_stride / v->row_bytes);
+#endif
+    (void)site;
+    return v->tokens_per_block;
+}
+
+static inline KVS_HD kvs_view_place kvs_view_split(const kvs_view *v, uint64_t index, kvs_site site)
+{
+    const uint32_t tokens = kvs_view_tokens(v, site);
+    const kvs_view_place p = {index / tokens, (uint32_t)(index % tokens)};
+
+    return p;
+}
+
+/* First byte of page `block` (< n_blocks).  64-bit throughout. */
+static inline KVS_HD uint8_t *kvs_view_page(const kvs_view *v, uint64_t block, kvs_site site)
+{
+#ifdef KVS_MUTATION
+    if (kvs_mutated(v, site, KVS_MUTANT_PACKED))
+        return v->base + block * v->page_bytes;
+    if (kvs_mutated(v, site, KVS_MUTANT_PRODUCT32))
+        return v->base + (uint32_t)((uint32_t)block * (uint32_t)v->block_stride);
+    if (kvs_mutated(v, site, KVS_MUTANT_BASE))
+        return v->base - v->mutant_offset + block * v->block_stride;
+#endif
+    (void)site;
+    return v->base + block * v->block_stride;
+}
+
+/* Row `token` (< tokens_per_block) of page `block`. */
+static inline KVS_HD uint8_t *kvs_view_row(const kvs_view *v, uint64_t block, uint32_t token, kvs_site site)
+{
+    return kvs_view_page(v, block, site) + (uint64_t)token * v->row_bytes;
+}
+
+/* Block-wise formats keep a second array behind the rows of a page: entry `token` of it, entry_bytes each. */
+static inline KVS_HD uint8_t *kvs_view_tail(const kvs_view *v, uint64_t block, uint32_t token, uint32_t entry_bytes,
+                                            kvs_site site)
+{
+    return kvs_view_page(v, block, site) + (uint64_t)kvs_view_tokens(v, site) * v->row_bytes +
+           (uint64_t)token * entry_bytes;
+}
+
+/* Bytes of a page that a whole-page operation may touch. */
+static inline KVS_HD uint64_t kvs_view_length(const kvs_view *v, kvs_site site)
+{
+#ifdef KVS_MUTATION
+    if (kvs_mutated(v, site, KVS_MUTANT_LENGTH))
+        return v->block_stride;
+#endif
+    (void)site;
+    return v->page_bytes;
 }
 
 #ifdef __cplusplus

@@ -84,7 +84,7 @@ static void bench_write(const uint8_t *rows, uint8_t *pool)
         uint32_t bad;
 
         for (int t = 0; t < N; t++)
-            memcpy(kvs_view_row(&v, (uint32_t)(slots[t] / TOKENS), (uint32_t)(slots[t] % TOKENS)),
+            memcpy(kvs_view_row(&v, (uint32_t)(slots[t] / TOKENS), (uint32_t)(slots[t] % TOKENS), KVS_SITE_NONE),
                    rows + (uint64_t)t * 1152, 1152);
         t1 = now();
         plain[i] = t1 - t0;

@@ -405,7 +405,7 @@ Test(device_cpu, decodes_and_writes_through_the_table)
     cr_assert_eq(d->ops->mla_write(q, &(kvs_mla_write_args){c.args.view, row, row + 1024, 1024, 128, slots, 1}, &bad,
                                    &mark, NULL),
                  KVS_OK);
-    cr_assert_eq(memcmp(kvs_view_row(&c.args.view, 0, 3), row, sizeof row), 0);
+    cr_assert_eq(memcmp(kvs_view_row(&c.args.view, 0, 3, KVS_SITE_NONE), row, sizeof row), 0);
 
     c.args.h_q = 500;
     cr_assert_eq(d->ops->mla_decode(q, &c.args, &result, &mark, &err), KVS_E_INVALID);

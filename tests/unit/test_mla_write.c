@@ -129,7 +129,8 @@ Test(mla_write, the_last_of_two_tokens_for_a_slot_wins)
     f.args.n_tokens = 8;
     cr_assert_eq(kvs_mla_write(&f.args, &bad, NULL), KVS_OK);
     expect_pool(&f);
-    cr_assert_eq(memcmp(kvs_view_row(&f.args.view, 2, 2), f.args.kv_c + 7 * f.args.kv_c_stride, LATENT), 0);
+    cr_assert_eq(memcmp(kvs_view_row(&f.args.view, 2, 2, KVS_SITE_NONE), f.args.kv_c + 7 * f.args.kv_c_stride, LATENT),
+                 0);
     fixture_fini(&f);
 }
 

@@ -28,7 +28,7 @@ Test(view, finds_a_row_in_an_inner_layer)
     kvs_view v = {page, 221184, 73728, 2, 64, 1152, KVS_FORMAT_mla_bf16};
 
     v.base = page + 73728 % sizeof page;
-    cr_assert_eq((uintptr_t)kvs_view_row(&v, 1, 6) - (uintptr_t)v.base, 221184 + 6 * 1152);
+    cr_assert_eq((uintptr_t)kvs_view_row(&v, 1, 6, KVS_SITE_NONE) - (uintptr_t)v.base, 221184 + 6 * 1152);
 }
 
 Test(view, addresses_beyond_32_bits)
@@ -36,8 +36,9 @@ Test(view, addresses_beyond_32_bits)
     kvs_view v = {NULL, UINT64_C(4497408), 73728, 1u << 31, 64, 1152, KVS_FORMAT_mla_bf16};
 
     v.base = (uint8_t *)(uintptr_t)0x1000;
-    cr_assert_eq((uintptr_t)kvs_view_row(&v, 955, 63), 0x1000 + UINT64_C(955) * 4497408 + 63 * 1152);
-    cr_assert_eq((uintptr_t)kvs_view_row(&v, (1u << 31) - 1, 0), 0x1000 + ((UINT64_C(1) << 31) - 1) * 4497408);
+    cr_assert_eq((uintptr_t)kvs_view_row(&v, 955, 63, KVS_SITE_NONE), 0x1000 + UINT64_C(955) * 4497408 + 63 * 1152);
+    cr_assert_eq((uintptr_t)kvs_view_row(&v, (1u << 31) - 1, 0, KVS_SITE_NONE),
+                 0x1000 + ((UINT64_C(1) << 31) - 1) * 4497408);
 }
 
 Test(view, accepts_what_is_in_order)

@@ -98,7 +98,7 @@ uint32_t kt_word_value(kt *k, const uint32_t *word);
 #ifdef KVS_CUDA
 #define KT_RUN(k, err, c, cuda) ((k)->where == KT_CUDA ? kt_finish((k), (cuda), (err)) : (c))
 #else
-#define KT_RUN(k, err, c, cuda) (c)
+#define KT_RUN(k, err, c, cuda) ((void)(k), (void)(err), (c))
 #endif
 kvs_status kt_finish(kt *k, kvs_status launched, kvs_err *err);
 

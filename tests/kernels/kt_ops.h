@@ -9,7 +9,12 @@
 
 #define KT_OP_MAP(X)                                                                                                   \
     X(mla_write)                                                                                                       \
-    X(mla_decode)
+    X(mla_decode)                                                                                                      \
+    X(cache_gather)                                                                                                    \
+    X(gather_dequant)                                                                                                  \
+    X(gather_upconvert)                                                                                                \
+    X(indexer_gather)                                                                                                  \
+    X(blockwise_gather)
 
 #define X(name) extern const kt_op kt_op_##name;
 KT_OP_MAP(X)

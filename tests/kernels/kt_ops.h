@@ -14,7 +14,10 @@
     X(gather_dequant)                                                                                                  \
     X(gather_upconvert)                                                                                                \
     X(indexer_gather)                                                                                                  \
-    X(blockwise_gather)
+    X(blockwise_gather)                                                                                                \
+    X(indexer_write)                                                                                                   \
+    X(blockwise_write)                                                                                                 \
+    X(kv_write)
 
 #define X(name) extern const kt_op kt_op_##name;
 KT_OP_MAP(X)

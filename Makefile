@@ -51,11 +51,13 @@ tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
 GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
-KT    := $(call objects,$(call sources,tests/kernels) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c) \
+KB    := $(call objects,$(wildcard tests/kernels/kb_*.c) tests/kernels/kernels_bench.c tests/support/random.c) \
+         $(if $(NVCC),$(BUILD)/tests/gpu/fill_cuda.cu.o)
+KT    := $(call objects,$(wildcard tests/kernels/kt*.c) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c) \
          $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/kernels/*.cu tests/gpu/oracle_cuda.cu)))
 RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
 FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
-GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c))
+GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c)) $(BUILD)/kernels-bench
 BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 
 all: deps
@@ -128,6 +130,9 @@ $(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
 $(BUILD)/proto/%.o: ALL_C += -ffunction-sections
 KT_LD = $(ALL_LD) -Wl,--gc-sections
 $(BUILD)/kernels-test: $(KT) $(BUILD)/libkernels.a $(BUILD)/libproto.a
+	$(call say,LD)
+	$(Q)$(CC) $(KT_LD) -o $@ $^ -lm $(CUDA_LIBS)
+$(BUILD)/kernels-bench: $(KB) $(BUILD)/libkernels.a $(BUILD)/libproto.a
 	$(call say,LD)
 	$(Q)$(CC) $(KT_LD) -o $@ $^ -lm $(CUDA_LIBS)
 $(BUILD)/kernels-test-mutant: FORCE

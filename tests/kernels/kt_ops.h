@@ -9,6 +9,7 @@
 
 #define KT_OP_MAP(X)                                                                                                   \
     X(mla_write)                                                                                                       \
+    X(mla_write_layers)                                                                                                \
     X(mla_decode)                                                                                                      \
     X(cache_gather)                                                                                                    \
     X(gather_dequant)                                                                                                  \
@@ -17,7 +18,10 @@
     X(blockwise_gather)                                                                                                \
     X(indexer_write)                                                                                                   \
     X(blockwise_write)                                                                                                 \
-    X(kv_write)
+    X(kv_write)                                                                                                        \
+    X(block_copy)                                                                                                      \
+    X(block_sum)                                                                                                       \
+    X(merge)
 
 #define X(name) extern const kt_op kt_op_##name;
 KT_OP_MAP(X)

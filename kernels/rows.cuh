@@ -194,6 +194,11 @@ template <uint32_t TYPE> __device__ inline void unpack8(const eight &e, float re
     }
 }
 
+template <uint32_t TYPE> __device__ inline void read8(const uint8_t *row, bool whole, float ret[8])
+{
+    unpack8<TYPE>(load8<TYPE>(row, whole), ret);
+}
+
 /* Division by one number many times, for e4m3 only.  With a reciprocal that is rounded correctly the first correction makes
  * the quotient faithful and the second one right (Markstein), as long as no remainder is subnormal: scales from 2^-60 to 2^60
  * keep them from it.  Quotients that are 0 in e4m3 keep their sign uncorrected; from 1024 up, infinite ones and NaN, whose

@@ -12,7 +12,15 @@
     X(mla_write_layers)                                                                                                \
     X(block_copy)                                                                                                      \
     X(block_sum)                                                                                                       \
-    X(merge)
+    X(merge)                                                                                                           \
+    X(cache_gather)                                                                                                    \
+    X(gather_dequant)                                                                                                  \
+    X(gather_upconvert)                                                                                                \
+    X(indexer_gather)                                                                                                  \
+    X(blockwise_gather)                                                                                                \
+    X(indexer_write)                                                                                                   \
+    X(blockwise_write)                                                                                                 \
+    X(kv_write)
 
 #define X(name) extern const kb_op kb_op_##name;
 KB_OP_MAP(X)

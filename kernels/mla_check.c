@@ -20,8 +20,9 @@ static kvs_status shape_check(const kvs_mla_decode_args *a, kvs_err *err)
         s = kvs_range_check("fixed_split", a->fixed_split, 0, 1, err);
     if (s == KVS_OK && !isfinite(a->sm_scale))
         s = kvs_fail(err, KVS_E_INVALID, "sm_scale: %g is not finite", (double)a->sm_scale);
-    if (s == KVS_OK && a->view.format == KVS_FORMAT_mla_fp8 && (!isfinite(a->kv_scale) || a->kv_scale <= 0))
-        s = kvs_fail(err, KVS_E_INVALID, "kv_scale: %g is not finite and above 0", (double)a->kv_scale);
+    if (s == KVS_OK && a->view.format == KVS_FORMAT_mla_fp8 &&
+        (a->kv_scale == NULL || (uintptr_t)a->kv_scale % sizeof *a->kv_scale != 0))
+        s = kvs_fail(err, KVS_E_INVALID, "kv_scale: %p holds no scale of an mla_fp8 view", (const void *)a->kv_scale);
     return s;
 }
 

@@ -80,12 +80,13 @@ static const uint8_t *row_by_table(const void *of, uint32_t seq, uint64_t t, con
 kvs_status kvs_mla_decode(const kvs_mla_decode_args *a, void *workspace, uint64_t workspace_bytes,
                           kvs_mla_decode_result *ret, kvs_err *err)
 {
-    const bool has_scale = a->view.format == KVS_FORMAT_mla_fp8;
     kvs_status s = kvs_mla_decode_check(a, err);
+    float kv_scale;
     mla_walk w;
 
     if (s != KVS_OK)
         return s;
+    kv_scale = a->view.format == KVS_FORMAT_mla_fp8 ? *a->kv_scale : 1.0f;
     w = (mla_walk){.q_nope = a->q_nope,
                    .q_pe = a->q_pe,
                    .out = a->out,
@@ -95,8 +96,8 @@ kvs_status kvs_mla_decode(const kvs_mla_decode_args *a, void *workspace, uint64_
                    .s_q = a->s_q,
                    .h_q = a->h_q,
                    .parts = choose_parts(a),
-                   .score_scale = has_scale ? a->sm_scale * a->kv_scale : a->sm_scale,
-                   .out_scale = has_scale ? a->kv_scale : 1.0f,
+                   .score_scale = a->sm_scale * kv_scale,
+                   .out_scale = kv_scale,
                    .row = row_by_table,
                    .of = a};
     s = mla_walk_open(&w, workspace, workspace_bytes, err);

@@ -207,7 +207,6 @@ uint32_t rows_a_block(const kvs_mla_decode_args *a)
 
 attend_params params_of(const kvs_mla_decode_args *a, uint32_t *ret_bad)
 {
-    const bool has_scale = a->view.format == KVS_FORMAT_mla_fp8;
     const kvs_site site = is_16_bit(a) ? KVS_SITE_MLA_DECODE : KVS_SITE_MLA_DECODE_FP8;
     attend_params p = {};
 
@@ -228,8 +227,8 @@ attend_params params_of(const kvs_mla_decode_args *a, uint32_t *ret_bad)
     p.step_pages = TILE / kvs_view_tokens(&a->view, site);
     p.step_tokens = TILE % kvs_view_tokens(&a->view, site);
     p.bad = ret_bad;
-    p.scale_log2 = (has_scale ? a->sm_scale * a->kv_scale : a->sm_scale) * 1.44269504f;
-    p.out_scale = has_scale ? a->kv_scale : 1;
+    p.scale_log2 = a->sm_scale * 1.44269504f;
+    p.kv_scale = a->view.format == KVS_FORMAT_mla_fp8 ? a->kv_scale : nullptr;
     return p;
 }
 

@@ -18,7 +18,9 @@ enum {
 /* What scales and the sink leave of a row whose exponents sum up to e^top * sum. */
 __device__ float out_factor(const attend_params &p, uint32_t head, float top, float sum)
 {
-    return p.sink == nullptr ? p.out_scale : p.out_scale / (1 + expf(p.sink[head] - (top + logf(sum))));
+    float scale = p.kv_scale != nullptr ? *p.kv_scale : 1;
+
+    return p.sink == nullptr ? scale : scale / (1 + expf(p.sink[head] - (top + logf(sum))));
 }
 
 /* One block a row: the weight of each part from its LSE, then the parts in increasing order.  A part without tokens is

@@ -21,6 +21,7 @@ struct attend_params {
     float *part_out;       /* [n_units * rows][parts][512]; used if parts > 1 */
     float *part_lse;       /* [n_units * rows][parts] */
     uint32_t *bad;         /* counted here, unless NULL */
+    const float *kv_scale; /* of keys, values and so of the result; NULL: 1 */
     const float *sink;     /* [h_q] or NULL */
     uint32_t list_width;   /* elements of a list */
     uint32_t n_units;
@@ -30,8 +31,7 @@ struct attend_params {
     uint32_t row_blocks;     /* thread blocks that the rows of a unit take */
     uint32_t parts;
     uint32_t step_pages, step_tokens; /* dense: from a tile to the next, over and modulo tokens_per_block */
-    float scale_log2;                 /* of q.k, with whatever else is folded into it */
-    float out_scale;                  /* of the result */
+    float scale_log2;                 /* of q.k */
     uint32_t q_aligned;               /* q_nope and q_pe: bases and strides are multiples of 16 */
     uint32_t out_aligned;             /* out: of 8 */
 };

@@ -254,7 +254,7 @@ static uint64_t take_sequence(const oracle *o, const kvs_mla_decode_args *a, uin
 
 uint32_t oracle_mla_decode(const kvs_mla_decode_args *a, double *out, double *lse)
 {
-    oracle o = {.sm_scale = (double)a->sm_scale, .kv_scale = (double)a->kv_scale};
+    oracle o = {.sm_scale = (double)a->sm_scale, .kv_scale = a->kv_scale != NULL ? (double)*a->kv_scale : 1};
     uint64_t longest = 0;
     uint32_t bad = 0;
 

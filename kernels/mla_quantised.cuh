@@ -205,12 +205,15 @@ __device__ __forceinline__ void widen_tile(const uint8_t *raw, uint8_t *tile, ui
     }
 }
 
-/* What the sink leaves of a row: e^lse / (e^lse + e^sink), both in base 2 here. */
+__device__ __forceinline__ float kv_scale_of(const attend_params &p)
+{
+    return p.kv_scale != nullptr ? *p.kv_scale : 1;
+}
+
+/* What the scale of the values and the sink leave of a row: scale * e^lse / (e^lse + e^sink); lse2 is in base 2. */
 __device__ __forceinline__ float out_factor(const attend_params &p, uint32_t head, float lse2)
 {
-    if (p.sink == nullptr)
-        return p.out_scale;
-    return p.out_scale / (1 + exp2f(p.sink[head] * 1.44269504f - lse2));
+    return kv_scale_of(p) / (p.sink != nullptr ? 1 + exp2f(p.sink[head] * 1.44269504f - lse2) : 1);
 }
 
 template <typename shape, typename format, typename source>
@@ -236,6 +239,7 @@ __device__ __forceinline__ void attend_in_turn(const attend_params &p, const job
                                                row_state &state, sums_of<shape> &acc)
 {
     uint32_t n_tiles = (j.end - j.begin + TILE - 1) / TILE;
+    float scale_log2 = p.scale_log2 * kv_scale_of(p);
 
     load_next<shape, format>(p, j, 0, from, tid, at);
     load_next<shape, format>(p, j, 1, from, tid, at);
@@ -249,7 +253,7 @@ __device__ __forceinline__ void attend_in_turn(const attend_params &p, const job
         load_next<shape, format>(p, j, i + 2, from, tid, at);
         score_tile<shape, false>(at.tile(0), q, at.scores(0), tid);
         __syncthreads();
-        weigh_tile<shape, false>(at.scores(0), at.valid(i), seen > t0 ? seen - t0 : 0, p.scale_log2, state, at.weights,
+        weigh_tile<shape, false>(at.scores(0), at.valid(i), seen > t0 ? seen - t0 : 0, scale_log2, state, at.weights,
                                  at.rescale, tid);
         __syncthreads();
         add_values<shape, false>(at.tile(0), at.weights, at.rescale, acc, tid);
@@ -265,6 +269,7 @@ attend_ahead(const attend_params &p, const job &j, source &from, uint32_t tid, c
     uint32_t n_tiles = (j.end - j.begin + TILE - 1) / TILE;
     /* Of two warps that share a scheduler, one begins with what the other one ends with. */
     bool score_first = tid >= THREADS / 2;
+    float scale_log2 = p.scale_log2 * kv_scale_of(p);
 
     load_next<shape, format>(p, j, 0, from, tid, at);
     load_next<shape, format>(p, j, 1, from, tid, at);
@@ -286,7 +291,7 @@ attend_ahead(const attend_params &p, const job &j, source &from, uint32_t tid, c
             score_tile<shape, false>(at.tile(i + 1), q, at.scores(i + 1), tid);
         if (score_first && i + 2 < n_tiles)
             widen_tile<shape, format>(at.raw(i + 2), at.tile(i + 2), tid);
-        weigh_tile<shape, false>(at.scores(i), at.valid(i), visible, p.scale_log2, state, at.weights, at.rescale, tid);
+        weigh_tile<shape, false>(at.scores(i), at.valid(i), visible, scale_log2, state, at.weights, at.rescale, tid);
         if (!score_first && i + 2 < n_tiles)
             widen_tile<shape, format>(at.raw(i + 2), at.tile(i + 2), tid);
         if (!score_first && i + 1 < n_tiles)

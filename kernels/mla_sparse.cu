@@ -127,7 +127,6 @@ attend_params params_of(const kvs_mla_sparse_args *a, uint32_t *ret_bad)
     p.bad = ret_bad;
     p.sink = a->sink;
     p.scale_log2 = a->sm_scale * 1.44269504f;
-    p.out_scale = 1;
     return p;
 }
 

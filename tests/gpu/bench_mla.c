@@ -191,7 +191,7 @@ static bool dense(bench *b, uint32_t n, uint32_t len, uint32_t h_q, uint32_t s_q
                                .s_q = s_q,
                                .h_q = h_q,
                                .sm_scale = 0.04167f,
-                               .kv_scale = 1,
+                               .kv_scale = (const float *)(const void *)b->q,
                                .seq_len = b->lens,
                                .block_table = b->lists,
                                .q_nope = {b->q, (uint64_t)h_q * 1152, 1152},

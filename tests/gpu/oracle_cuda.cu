@@ -183,7 +183,14 @@ extern "C" bool oracle_cuda_decode(const kvs_mla_decode_args *a, uint32_t max_le
     p.s_q = a->s_q;
     p.h_q = a->h_q;
     p.sm_scale = a->sm_scale;
-    p.kv_scale = a->kv_scale;
+    p.kv_scale = 1;
+    if (a->view.format == KVS_FORMAT_mla_fp8) {
+        float scale;
+
+        if (cudaMemcpy(&scale, a->kv_scale, sizeof scale, cudaMemcpyDeviceToHost) != cudaSuccess)
+            return false;
+        p.kv_scale = scale;
+    }
     return run(p, (uint64_t)a->n_seqs * a->s_q * a->h_q, max_len, out, lse);
 }
 

@@ -9,6 +9,7 @@
 
 #define KT_OP_MAP(X)                                                                                                   \
     X(mla_write)                                                                                                       \
+    X(mla_write_layers)                                                                                                \
     X(mla_decode)                                                                                                      \
     X(mla_sparse)
 

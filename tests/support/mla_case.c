@@ -1,6 +1,5 @@
 #include "tests/support/mla_case.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -168,6 +167,7 @@ static void data_init(mla_case *c)
 
 bool mla_case_init(mla_case *c, const mla_shape *s)
 {
+    static const float kv_scale = MLA_TOKEN_KV_SCALE;
     uint32_t n_blocks;
 
     *c = (mla_case){.shape = *s};
@@ -182,7 +182,7 @@ bool mla_case_init(mla_case *c, const mla_shape *s)
                                     .parts = s->parts,
                                     .fixed_split = s->fixed_split,
                                     .sm_scale = 0.04167f, /* 1 / sqrt(576) */
-                                    .kv_scale = s->format == KVS_FORMAT_mla_fp8 ? MLA_TOKEN_KV_SCALE : NAN};
+                                    .kv_scale = &kv_scale};
     if (!pool_init(c, n_blocks) || !tables_init(c, n_blocks) || !operands_init(c)) {
         mla_case_fini(c);
         return false;

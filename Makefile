@@ -53,7 +53,7 @@ GPU   := $(call tests,gpu)
 GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
 KB    := $(call objects,$(wildcard tests/kernels/kb_*.c) tests/kernels/kernels_bench.c tests/support/random.c) \
          $(if $(NVCC),$(BUILD)/tests/gpu/fill_cuda.cu.o)
-KT    := $(call objects,$(wildcard tests/kernels/kt*.c) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c) \
+KT    := $(call objects,$(wildcard tests/kernels/kt*.c) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c tests/support/mla_token.c) \
          $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/kernels/*.cu tests/gpu/oracle_cuda.cu)))
 RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
 FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))

@@ -15,6 +15,7 @@ extern "C" {
 #define KVS_CUDA_KERNEL_MAP(X)                                                                                         \
     X(mla_write)                                                                                                       \
     X(mla_decode)                                                                                                      \
+    X(mla_sparse)                                                                                                      \
     X(cache_gather)                                                                                                    \
     X(gather_dequant)                                                                                                  \
     X(gather_upconvert)                                                                                                \

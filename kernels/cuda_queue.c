@@ -13,6 +13,7 @@
 #include "kernels/cuda_error.h"
 #include "kernels/kernels_cuda.h"
 #include "kernels/mla_check.h"
+#include "proto/layout.h"
 
 enum {
     MARKS = 64,
@@ -21,6 +22,7 @@ enum {
     EARLY_NS = 80000, /* a timer may come that much too late */
     BYTES_A_NS = 55,  /* of a copy, at best: it is not worth looking before */
     HEAD_BYTES = 64,  /* of the buffers for small inputs: the count of bad entries */
+    SCALE_BYTES = 4,  /* behind them: the scale of an mla_fp8 view */
 };
 #define MAX_INPUT_BYTES     (UINT64_C(64) << 20)
 #define MAX_WORKSPACE_BYTES (UINT64_C(1) << 30)
@@ -388,25 +390,34 @@ static kvs_status stage_slots(cuda_queue *q, const kvs_mla_write_args *a, kvs_er
     return KVS_OK;
 }
 
+/* The scale of the one format that has one; the kernels look at no other. */
+static void stage_scale(cuda_queue *q, uint32_t format, const float *scale, uint64_t at)
+{
+    if (format == KVS_FORMAT_mla_fp8)
+        memcpy(q->input + HEAD_BYTES + at, scale, sizeof *scale);
+}
+
 kvs_status cuda_queue_mla_write(device_queue *dq, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
                                 kvs_err *err)
 {
     cuda_queue *q = (cuda_queue *)dq;
-    uint64_t bytes = (uint64_t)a->n_tokens * sizeof(int64_t);
+    uint64_t scale_at = (uint64_t)a->n_tokens * sizeof(int64_t), bytes = scale_at + SCALE_BYTES;
     kvs_mla_write_args on_device = *a;
-    kvs_status s;
+    uint32_t type;
+    kvs_status s = kvs_mla_write_check(a, &type, err);
 
-    if (a->n_tokens > 0 && (a->slot_mapping == NULL || (uintptr_t)a->slot_mapping % sizeof *a->slot_mapping != 0))
-        return kvs_fail(err, KVS_E_INVALID, "slot_mapping: %p does not hold %" PRIu32 " slots",
-                        (const void *)a->slot_mapping, a->n_tokens);
-    s = kernel_begin(q, bytes, 0, err);
+    if (s == KVS_OK)
+        s = kernel_begin(q, bytes, 0, err);
     if (s == KVS_OK)
         s = stage_slots(q, a, err);
-    if (s == KVS_OK)
+    if (s == KVS_OK) {
+        stage_scale(q, a->view.format, a->scale, scale_at);
         s = send_input(q, bytes, err);
+    }
     if (s != KVS_OK)
         return s;
     on_device.slot_mapping = (const int64_t *)(const void *)(q->dev_input + HEAD_BYTES);
+    on_device.scale = (const float *)(const void *)(q->dev_input + HEAD_BYTES + scale_at);
     s = kvs_mla_write_cuda(&on_device, (uint32_t *)(void *)q->dev_input, q->stream, err);
     return s == KVS_OK ? kernel_end(q, ret_bad, ret_mark, err) : kernel_failed(q, s, err);
 }
@@ -443,7 +454,7 @@ kvs_status cuda_queue_mla_decode(device_queue *dq, const kvs_mla_decode_args *a,
     cuda_queue *q = (cuda_queue *)dq;
     kvs_mla_decode_args on_device = *a;
     kvs_mla_decode_result result;
-    uint64_t table_at, bytes;
+    uint64_t table_at, scale_at, bytes;
     kvs_status s = kvs_mla_decode_check(a, err);
 
     if (s != KVS_OK)
@@ -454,18 +465,21 @@ kvs_status cuda_queue_mla_decode(device_queue *dq, const kvs_mla_decode_args *a,
         return kvs_fail(err, KVS_E_LIMIT,
                         "block_table: %" PRIu32 " x %" PRIu32 " entries are more than %" PRIu64 " bytes", a->n_seqs,
                         a->table_width, MAX_INPUT_BYTES);
-    bytes = table_at + (uint64_t)a->n_seqs * a->table_width * sizeof *a->block_table;
+    scale_at = table_at + (uint64_t)a->n_seqs * a->table_width * sizeof *a->block_table;
+    bytes = scale_at + SCALE_BYTES;
     s = kernel_begin(q, bytes, kvs_mla_decode_cuda_workspace(&on_device), err);
     if (s != KVS_OK)
         return s;
     if (a->n_seqs > 0)
         stage_tables(q, a, table_at);
+    stage_scale(q, a->view.format, a->kv_scale, scale_at);
     s = send_input(q, bytes, err);
     if (s != KVS_OK)
         return s;
     on_device.seq_len = (const int32_t *)(const void *)(q->dev_input + HEAD_BYTES);
     on_device.block_table = (const int32_t *)(const void *)(q->dev_input + HEAD_BYTES + table_at);
     on_device.table_stride = a->table_width;
+    on_device.kv_scale = (const float *)(const void *)(q->dev_input + HEAD_BYTES + scale_at);
     s = kvs_mla_decode_cuda(&on_device, q->workspace, q->workspace_bytes, (uint32_t *)(void *)q->dev_input, &result,
                             q->stream, err);
     if (s != KVS_OK)

@@ -138,6 +138,7 @@ static void bench_tiles(void)
     if (g == NULL || n > 8)
         die("memory");
     memset(g, 0, sizeof *g);
+    g->format = KVS_FORMAT_mla_bf16;
     g->n_rows = MLA_GROUP;
     g->n_tokens = MLA_TILE;
     for (uint32_t i = 0; i < MLA_GROUP; i++)

@@ -21,7 +21,8 @@
     X(kv_write)                                                                                                        \
     X(block_copy)                                                                                                      \
     X(block_sum)                                                                                                       \
-    X(merge)
+    X(merge)                                                                                                           \
+    X(mla_sparse)
 
 #define X(name) extern const kt_op kt_op_##name;
 KT_OP_MAP(X)

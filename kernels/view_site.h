@@ -43,7 +43,8 @@ enum kvs_mutant {
     X(KV_WRITE_VALUE, "kv_write", KVS_MUTANT_ROWS)                                                                     \
     X(BLOCK_COPY_SOURCE, "block_copy", KVS_MUTANT_PAGES)                                                               \
     X(BLOCK_COPY_TARGET, "block_copy", KVS_MUTANT_ADDRESS)                                                             \
-    X(BLOCK_SUM, "block_sum", KVS_MUTANT_PAGES)
+    X(BLOCK_SUM, "block_sum", KVS_MUTANT_PAGES)                                                                        \
+    X(INDEX_CONVERT, "index_convert", KVS_MUTANT_TOKENS)
 
 typedef enum kvs_site {
     KVS_SITE_NONE = 0, /* tests and tools */

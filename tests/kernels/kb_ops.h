@@ -20,7 +20,9 @@
     X(blockwise_gather)                                                                                                \
     X(indexer_write)                                                                                                   \
     X(blockwise_write)                                                                                                 \
-    X(kv_write)
+    X(kv_write)                                                                                                        \
+    X(concat_q)                                                                                                        \
+    X(index_convert)
 
 #define X(name) extern const kb_op kb_op_##name;
 KB_OP_MAP(X)

@@ -7,8 +7,10 @@
 
 #include "kernels/blockwise.h"
 #include "kernels/cache_gather.h"
+#include "kernels/concat_q.h"
 #include "kernels/gather_dequant.h"
 #include "kernels/gather_upconvert.h"
+#include "kernels/index_convert.h"
 #include "kernels/indexer.h"
 #include "kernels/kv_write.h"
 #include "proto/layout.h"
@@ -299,4 +301,77 @@ static void run_kv_write(kb *b)
 const kb_op kb_op_indexer_write = {"indexer_write", run_indexer_write};
 const kb_op kb_op_blockwise_write = {"blockwise_write", run_blockwise_write};
 const kb_op kb_op_kv_write = {"kv_write", run_kv_write};
+
+/* --- queries and indices ------------------------------------------------------------------------------------------ */
+
+static kvs_status call_concat(kb *b, void *args, uint32_t turn, bool strided, kvs_err *err)
+{
+    (void)turn;
+    (void)strided;
+    return kvs_concat_q_cuda(args, b->stream, err);
+}
+
+static void run_concat_q(kb *b)
+{
+    static const uint32_t tokens[] = {128, 2048};
+
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint64_t n = tokens[i], heads = 128;
+        kvs_concat_q_args a = {.n_tokens = (uint32_t)n, .n_heads = (uint32_t)heads};
+        kb_work work = {.op = "concat_q", .call = call_concat, .args = &a, .turns = 2, .no_view = true};
+
+        a.nope = (kvs_strided){kb_alloc(b, n * heads * 1024), heads * 1024, 1024};
+        a.pe = (kvs_strided){kb_alloc(b, n * heads * 128), heads * 128, 128};
+        a.out = (kvs_strided){kb_alloc(b, n * heads * 1152), heads * 1152, 1152};
+        work.bytes = 2 * n * heads * 1152;
+        (void)snprintf(work.shape, sizeof work.shape, "%u tokens x 128 heads", tokens[i]);
+        kb_measure(b, &work);
+    }
+}
+
+static kvs_status call_convert(kb *b, void *args, uint32_t turn, bool strided, kvs_err *err)
+{
+    kvs_index_convert_args *a = args;
+
+    a->view = kb_view(b, KVS_FORMAT_fp8_ds_mla, kb_layer(turn), strided);
+    return kvs_index_convert_cuda(a, NULL, b->stream, err);
+}
+
+/* Lists of 2,048 ids in requests of 4,096 tokens. */
+static void run_index_convert(kb *b)
+{
+    static const uint32_t lists[] = {128, 8192};
+    enum { TOPK = 2048 };
+
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint64_t n = lists[i];
+        kvs_index_convert_args a = {.token_stride = TOPK,
+                                    .table_stride = SEQUENCE / KB_TOKENS,
+                                    .out_stride = TOPK,
+                                    .n_tokens = (uint32_t)n,
+                                    .topk = TOPK,
+                                    .n_requests = 1,
+                                    .table_width = SEQUENCE / KB_TOKENS};
+        kb_work work = {.op = "index_convert", .call = call_convert, .args = &a, .turns = 4};
+        int32_t *host = malloc(n * TOPK * sizeof *host);
+
+        if (host == NULL)
+            kb_die("no memory for %u lists", lists[i]);
+        for (uint64_t k = 0; k < n * TOPK; k++)
+            host[k] = (int32_t)rnd_below(&b->r, SEQUENCE);
+        a.tokens = kb_in(b, host, n * TOPK * sizeof *host);
+        for (uint64_t k = 0; k < n; k++)
+            host[k] = 0;
+        a.request = kb_in(b, host, n * sizeof *host);
+        free(host);
+        a.block_table = kb_ids(b, SEQUENCE / KB_TOKENS, kb_n_blocks(b, KVS_FORMAT_fp8_ds_mla));
+        a.physical = kb_alloc(b, n * TOPK * sizeof *a.physical);
+        work.bytes = n * (TOPK * UINT64_C(12) + 4);
+        (void)snprintf(work.shape, sizeof work.shape, "%u lists of %d to rows", lists[i], (int)TOPK);
+        kb_measure(b, &work);
+    }
+}
+
+const kb_op kb_op_concat_q = {"concat_q", run_concat_q};
+const kb_op kb_op_index_convert = {"index_convert", run_index_convert};
 #endif

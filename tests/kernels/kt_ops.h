@@ -22,7 +22,9 @@
     X(block_copy)                                                                                                      \
     X(block_sum)                                                                                                       \
     X(merge)                                                                                                           \
-    X(mla_sparse)
+    X(mla_sparse)                                                                                                      \
+    X(concat_q)                                                                                                        \
+    X(index_convert)
 
 #define X(name) extern const kt_op kt_op_##name;
 KT_OP_MAP(X)

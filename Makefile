@@ -25,8 +25,9 @@ CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
 CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
 CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA $(if $(MUTANT),-DKVS_MUTATION) -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra -Werror all-warnings \
-             $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@
+             $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_EXTRA)
 # One rounding a operation: the same bits with every compiler that follows IEEE 754.
+$(BUILD)/kernels/merge.cu.o: NVCC_EXTRA := --fmad=false
 KERNEL_C := -O3 -ffp-contract=off -fno-math-errno
 
 sources = $(wildcard $(1)/*.c)
@@ -50,11 +51,13 @@ tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
 GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
-KT    := $(call objects,$(call sources,tests/kernels) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c tests/support/mla_token.c) \
+KB    := $(call objects,$(wildcard tests/kernels/kb_*.c) tests/kernels/kernels_bench.c tests/support/random.c) \
+         $(if $(NVCC),$(BUILD)/tests/gpu/fill_cuda.cu.o)
+KT    := $(call objects,$(wildcard tests/kernels/kt*.c) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c tests/support/mla_token.c) \
          $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/kernels/*.cu tests/gpu/oracle_cuda.cu)))
 RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
 FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
-GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c))
+GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c)) $(BUILD)/kernels-bench
 BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 
 all: deps
@@ -123,9 +126,15 @@ $(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
 # Every operation of kernels/ on the cpu and on CUDA; kernels-test-mutant has addresses that can be told to go wrong.
+# Of proto/ they use names of formats and of errors: not the digests, and so no libcrypto.
+$(BUILD)/proto/%.o: ALL_C += -ffunction-sections
+KT_LD = $(ALL_LD) -Wl,--gc-sections
 $(BUILD)/kernels-test: $(KT) $(BUILD)/libkernels.a $(BUILD)/libproto.a
 	$(call say,LD)
-	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcrypto -lm $(CUDA_LIBS)
+	$(Q)$(CC) $(KT_LD) -o $@ $^ -lm $(CUDA_LIBS)
+$(BUILD)/kernels-bench: $(KB) $(BUILD)/libkernels.a $(BUILD)/libproto.a
+	$(call say,LD)
+	$(Q)$(CC) $(KT_LD) -o $@ $^ -lm $(CUDA_LIBS)
 $(BUILD)/kernels-test-mutant: FORCE
 	@$(MAKE) --no-print-directory MUTANT=1 build/mutant/kernels-test
 	@cmp -s build/mutant/kernels-test $@ || cp build/mutant/kernels-test $@

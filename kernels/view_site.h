@@ -40,7 +40,10 @@ enum kvs_mutant {
     X(BLOCKWISE_GATHER_DATA, "blockwise_gather", KVS_MUTANT_ROWS)                                                      \
     X(BLOCKWISE_GATHER_SCALE, "blockwise_gather", KVS_MUTANT_ROWS)                                                     \
     X(KV_WRITE_KEY, "kv_write", KVS_MUTANT_ROWS)                                                                       \
-    X(KV_WRITE_VALUE, "kv_write", KVS_MUTANT_ROWS)
+    X(KV_WRITE_VALUE, "kv_write", KVS_MUTANT_ROWS)                                                                     \
+    X(BLOCK_COPY_SOURCE, "block_copy", KVS_MUTANT_PAGES)                                                               \
+    X(BLOCK_COPY_TARGET, "block_copy", KVS_MUTANT_ADDRESS)                                                             \
+    X(BLOCK_SUM, "block_sum", KVS_MUTANT_PAGES)
 
 typedef enum kvs_site {
     KVS_SITE_NONE = 0, /* tests and tools */

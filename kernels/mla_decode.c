@@ -12,6 +12,7 @@
 
 #include "kernels/mla_check.h"
 #include "kernels/mla_tile.h"
+#include "kernels/mla_walk.h"
 #include "kernels/numeric.h"
 #include "proto/layout.h"
 
@@ -25,6 +26,7 @@ typedef struct walk {
     mla_group *g;
     void (*step)(mla_group *g);
     uint32_t parts;
+    kvs_site site;
 } walk;
 
 uint64_t kvs_mla_decode_workspace(const kvs_mla_decode_args *a)
@@ -55,7 +57,7 @@ static int is_good_block(const kvs_mla_decode_args *a, int32_t block)
     return block >= 0 && (uint32_t)block < a->view.n_blocks;
 }
 
-static uint32_t choose_parts(const kvs_mla_decode_args *a)
+uint32_t mla_walk_parts(const kvs_mla_decode_args *a)
 {
     uint64_t longest = a->fixed_split ? (uint64_t)a->table_width * a->view.tokens_per_block : 0, parts;
 
@@ -158,10 +160,10 @@ static void tile_run(const walk *w, uint32_t seq, uint32_t first, uint64_t len, 
     g->n_tokens = end - t0 < MLA_TILE ? (uint32_t)(end - t0) : MLA_TILE;
     for (uint32_t i = 0; i < MLA_TILE; i++) {
         uint64_t t = t0 + i;
-        kvs_view_place at = kvs_view_split(v, t, KVS_SITE_MLA_DECODE);
+        kvs_view_place at = kvs_view_split(v, t, w->site);
         int32_t block = i < g->n_tokens ? row[at.page] : -1;
 
-        g->src[i] = is_good_block(w->a, block) ? kvs_view_row(v, (uint32_t)block, at.token, KVS_SITE_MLA_DECODE) : NULL;
+        g->src[i] = is_good_block(w->a, block) ? kvs_view_row(v, (uint32_t)block, at.token, w->site) : NULL;
     }
     for (uint32_t r = 0; r < g->n_rows; r++) {
         uint64_t seen = seen_by(w, first, r, len);
@@ -215,26 +217,34 @@ static void sequence_run(const walk *w, uint32_t seq)
     }
 }
 
+uint32_t mla_walk_run(const kvs_mla_decode_args *a, uint32_t parts, kvs_site site, void *workspace)
+{
+    const mla_tile_variant *variants;
+    walk w = {.a = a, .parts = parts, .site = site};
+
+    w.g = (mla_group *)(((uintptr_t)workspace + MLA_VECTOR_BYTES - 1) & ~(uintptr_t)(MLA_VECTOR_BYTES - 1));
+    w.g->is_fp16 = a->view.format == KVS_FORMAT_mla_fp16;
+    w.g->sm_scale = a->sm_scale;
+    (void)mla_tile_variants(&variants);
+    w.step = variants[0].step;
+    for (uint32_t i = 0; i < a->n_seqs; i++)
+        sequence_run(&w, i);
+    return count_bad(a);
+}
+
 kvs_status kvs_mla_decode(const kvs_mla_decode_args *a, void *workspace, uint64_t workspace_bytes,
                           kvs_mla_decode_result *ret, kvs_err *err)
 {
-    const mla_tile_variant *variants;
     kvs_status s = kvs_mla_decode_check(a, err);
-    walk w = {.a = a};
+    uint32_t parts;
 
     if (s != KVS_OK)
         return s;
     if (workspace == NULL || workspace_bytes < kvs_mla_decode_workspace(a))
         return kvs_fail(err, KVS_E_LIMIT, "workspace: %" PRIu64 " bytes at %p, %" PRIu64 " are needed", workspace_bytes,
                         workspace, kvs_mla_decode_workspace(a));
-    w.g = (mla_group *)(((uintptr_t)workspace + MLA_VECTOR_BYTES - 1) & ~(uintptr_t)(MLA_VECTOR_BYTES - 1));
-    w.g->is_fp16 = a->view.format == KVS_FORMAT_mla_fp16;
-    w.g->sm_scale = a->sm_scale;
-    w.parts = choose_parts(a);
-    (void)mla_tile_variants(&variants);
-    w.step = variants[0].step;
-    for (uint32_t i = 0; i < a->n_seqs; i++)
-        sequence_run(&w, i);
-    *ret = (kvs_mla_decode_result){w.parts, KVS_KERNEL_MLA_DECODE_C, count_bad(a)};
+    parts = mla_walk_parts(a);
+    *ret =
+        (kvs_mla_decode_result){parts, KVS_KERNEL_MLA_DECODE_C, mla_walk_run(a, parts, KVS_SITE_MLA_DECODE, workspace)};
     return KVS_OK;
 }

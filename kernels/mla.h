@@ -21,7 +21,14 @@ extern "C" {
 enum { KVS_MLA_LATENT = 512, KVS_MLA_ROPE = 64, KVS_MLA_MAX_PARTS = 256, KVS_MLA_MAX_HEADS = 128, KVS_MLA_MAX_SQ = 8 };
 
 /* Ids echoed in replies: equal lengths, parts and kernel id give equal bits. */
-enum kvs_kernel_id { KVS_KERNEL_MLA_DECODE_C = 1, KVS_KERNEL_MLA_DECODE_MMA = 2 /* CUDA, mma.sync */ };
+enum kvs_kernel_id {
+    KVS_KERNEL_MLA_DECODE_C = 1,
+    KVS_KERNEL_MLA_DECODE_MMA = 2, /* CUDA, mma.sync */
+    KVS_KERNEL_MLA_EXTEND_C = 3,
+    KVS_KERNEL_MLA_EXTEND_MMA = 4,
+    KVS_KERNEL_KV_DECODE_C = 5,
+    KVS_KERNEL_KV_DECODE_MMA = 6
+};
 
 /* Write n_tokens rows through a slot mapping.
  *   kv_c          [n_tokens] rows of 512 values of the view's type, kv_c_stride bytes apart; 2-byte aligned

@@ -23,7 +23,10 @@ enum kvs_mutant {
  * that moves whole pages splits no tokens. */
 #define KVS_SITE_MAP(X)                                                                                                \
     X(MLA_WRITE, "mla_write", KVS_MUTANT_ROWS)                                                                         \
-    X(MLA_DECODE, "mla_decode", KVS_MUTANT_ROWS)
+    X(MLA_DECODE, "mla_decode", KVS_MUTANT_ROWS)                                                                       \
+    X(MLA_EXTEND, "mla_extend", KVS_MUTANT_ROWS)                                                                       \
+    X(KV_DECODE_K, "kv_decode", KVS_MUTANT_ROWS)                                                                       \
+    X(KV_DECODE_V, "kv_decode", KVS_MUTANT_ADDRESS)
 
 typedef enum kvs_site {
     KVS_SITE_NONE = 0, /* tests and tools */

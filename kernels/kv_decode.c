@@ -232,18 +232,18 @@ static void tile_run(walk *w, uint32_t seq, uint32_t kv_head, int64_t t0, uint32
     attend_group *g = &w->g;
 
     for (uint32_t i = 0; i < n; i++) {
-        kvs_view_place at = kvs_view_split(&a->k, (uint64_t)t0 + i, KVS_SITE_KV_DECODE_K);
+        kvs_view_place at = kvs_view_split(&a->k, (uint64_t)t0 + i, KVS_SITE_KV_DECODE_KEY);
         int32_t block = a->block_table[seq * a->table_stride + at.page];
 
         g->has[i] = (uint8_t)is_good_block(a, block);
         if (!g->has[i])
             continue;
         attend_load(g->k + (size_t)i * a->d_qk,
-                    kvs_view_row(&a->k, (uint32_t)block, at.token, KVS_SITE_KV_DECODE_K) + kv_head * a->k_head, a->d_qk,
-                    w->cache);
+                    kvs_view_row(&a->k, (uint32_t)block, at.token, KVS_SITE_KV_DECODE_KEY) + kv_head * a->k_head,
+                    a->d_qk, w->cache);
         attend_load(g->v + (size_t)i * a->d_v,
-                    kvs_view_row(&a->v, (uint32_t)block, at.token, KVS_SITE_KV_DECODE_V) + kv_head * a->v_head, a->d_v,
-                    w->cache);
+                    kvs_view_row(&a->v, (uint32_t)block, at.token, KVS_SITE_KV_DECODE_VALUE) + kv_head * a->v_head,
+                    a->d_v, w->cache);
     }
     attend_tile(g, t0, n);
 }

@@ -96,7 +96,7 @@ template <int ROWS> __device__ __forceinline__ job paged::find_job() const
 /* The table is read a tile ahead, so that nobody waits for it, and the place in it moves on by additions. */
 __device__ __forceinline__ paged::plan paged::first(const job &j, int32_t t) const
 {
-    kvs_view_place at = kvs_view_split(&k, (uint64_t)t, KVS_SITE_KV_DECODE_K);
+    kvs_view_place at = kvs_view_split(&k, (uint64_t)t, KVS_SITE_KV_DECODE_KEY);
     plan l = {t, (uint32_t)at.page, at.token, -1};
 
     read_table(j, l);
@@ -108,8 +108,8 @@ __device__ __forceinline__ void paged::next(const job &j, plan &l) const
     l.t += min(TILE, INT32_MAX - l.t);
     l.page += step_pages;
     l.offset += step_tokens;
-    if (l.offset >= kvs_view_tokens(&k, KVS_SITE_KV_DECODE_K)) {
-        l.offset -= kvs_view_tokens(&k, KVS_SITE_KV_DECODE_K);
+    if (l.offset >= kvs_view_tokens(&k, KVS_SITE_KV_DECODE_KEY)) {
+        l.offset -= kvs_view_tokens(&k, KVS_SITE_KV_DECODE_KEY);
         l.page++;
     }
     read_table(j, l);
@@ -131,8 +131,8 @@ __device__ __forceinline__ void paged::rows(const job &j, const plan &l, uint32_
     int32_t block = __shfl_sync(0xFFFFFFFFu, l.block, r);
     uint32_t token = __shfl_sync(0xFFFFFFFFu, l.offset, r);
 
-    *ret_k = ok ? kvs_view_row(&k, (uint32_t)block, token, KVS_SITE_KV_DECODE_K) + j.kv_head * k_head : k.base;
-    *ret_v = ok ? kvs_view_row(&v, (uint32_t)block, token, KVS_SITE_KV_DECODE_V) + j.kv_head * v_head : v.base;
+    *ret_k = ok ? kvs_view_row(&k, (uint32_t)block, token, KVS_SITE_KV_DECODE_KEY) + j.kv_head * k_head : k.base;
+    *ret_v = ok ? kvs_view_row(&v, (uint32_t)block, token, KVS_SITE_KV_DECODE_VALUE) + j.kv_head * v_head : v.base;
 }
 
 /* ---- launches ---- */
@@ -219,7 +219,7 @@ kvs_status choose_stages(const kvs_kv_decode_args *a, uint32_t *ret, kvs_err *er
 
 paged params(const kvs_kv_decode_args *a, uint32_t parts, uint32_t stages, void *workspace)
 {
-    uint32_t tokens = kvs_view_tokens(&a->k, KVS_SITE_KV_DECODE_K);
+    uint32_t tokens = kvs_view_tokens(&a->k, KVS_SITE_KV_DECODE_KEY);
     float scale = is_fp8(a) ? a->sm_scale * a->k_scale : a->sm_scale;
     paged p = {};
 

@@ -9,7 +9,8 @@
 
 #define KT_OP_MAP(X)                                                                                                   \
     X(mla_write)                                                                                                       \
-    X(mla_decode)
+    X(mla_decode)                                                                                                      \
+    X(kv_decode)
 
 #define X(name) extern const kt_op kt_op_##name;
 KT_OP_MAP(X)

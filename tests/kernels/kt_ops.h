@@ -10,6 +10,14 @@
 #define KT_OP_MAP(X)                                                                                                   \
     X(mla_write)                                                                                                       \
     X(mla_decode)                                                                                                      \
+    X(cache_gather)                                                                                                    \
+    X(gather_dequant)                                                                                                  \
+    X(gather_upconvert)                                                                                                \
+    X(indexer_gather)                                                                                                  \
+    X(blockwise_gather)                                                                                                \
+    X(indexer_write)                                                                                                   \
+    X(blockwise_write)                                                                                                 \
+    X(kv_write)                                                                                                        \
     X(kv_decode)
 
 #define X(name) extern const kt_op kt_op_##name;

@@ -5,19 +5,18 @@
 #include <string.h>
 
 #include "tests/kernels/kt_device.h"
+#include "tests/kernels/kt_numbers.h"
 
 enum { BIG_FLOP = 50000000 };
 
-/* Sign, exponent, fraction: the types differ in the widths, and in what the last exponent means. */
+/* Sign, exponent, fraction: the types differ in the widths. */
 typedef struct fields {
     int bytes, fraction_bits, exponent_bits, bias;
-    bool has_inf; /* the last exponent is infinities and NaNs; else its last fraction alone is a NaN */
 } fields;
 
 static fields fields_of(kt_type type)
 {
-    static const fields all[] = {
-        [KT_BF16] = {2, 7, 8, 127, true}, [KT_FP16] = {2, 10, 5, 15, true}, [KT_E4M3] = {1, 3, 4, 7, false}};
+    static const fields all[] = {[KT_BF16] = {2, 7, 8, 127}, [KT_FP16] = {2, 10, 5, 15}, [KT_E4M3] = {1, 3, 4, 7}};
 
     return all[type];
 }
@@ -27,23 +26,12 @@ uint32_t kt_type_bytes(kt_type type)
     return (uint32_t)fields_of(type).bytes;
 }
 
-static double value_of(kt_type type, uint32_t bits)
+static double value_of(kt_type type, uint16_t bits)
 {
-    const fields f = fields_of(type);
-    const int last = (1 << f.exponent_bits) - 1, fraction = (int)(bits & ((1u << f.fraction_bits) - 1)),
-              exponent = (int)(bits >> f.fraction_bits) & last;
-    const double sign = (bits >> (f.fraction_bits + f.exponent_bits) & 1) != 0 ? -1.0 : 1.0;
-
-    if (exponent == last && f.has_inf)
-        return fraction != 0 ? (double)NAN : sign * (double)INFINITY;
-    if (exponent == last && fraction == (1 << f.fraction_bits) - 1)
-        return (double)NAN;
-    if (exponent == 0)
-        return sign * ldexp(fraction, 1 - f.bias - f.fraction_bits);
-    return sign * ldexp(fraction + (1 << f.fraction_bits), exponent - f.bias - f.fraction_bits);
+    return type == KT_BF16 ? kt_bf16_value(bits) : type == KT_FP16 ? kt_fp16_value(bits) : kt_e4m3_value((uint8_t)bits);
 }
 
-double kt_value(kt_type type, const uint8_t *p, uint64_t i)
+double kt_attend_value(kt_type type, const uint8_t *p, uint64_t i)
 {
     uint16_t bits = 0;
 
@@ -61,7 +49,7 @@ rnd kt_stream(uint64_t seed, uint64_t kind, uint64_t i, uint64_t j)
 }
 
 /* Any bits, with the exponent moved to where numbers near 1 are: all fractions, signs and some small numbers. */
-void kt_values(rnd r, kt_type type, uint8_t *p, uint32_t n, double scale)
+void kt_attend_fill(rnd r, kt_type type, uint8_t *p, uint32_t n, double scale)
 {
     const fields f = fields_of(type);
     const int up = (int)lround(log2(scale));
@@ -140,7 +128,7 @@ void kt_attend(kt *k, const kt_attention *a, double *out, double *lse)
     double *values = kt_host(k, n * sizeof *values), *weights = kt_host(k, (a->n_tokens + 1) * sizeof *weights);
 
     for (uint32_t i = 0; i < n; i++)
-        values[i] = value_of(a->cache, i);
+        values[i] = value_of(a->cache, (uint16_t)i);
     for (uint32_t r = 0; r < a->n_rows; r++)
         attend_row(a, values, r, weights, out + (uint64_t)r * a->d_v, lse + r);
 }
@@ -179,7 +167,7 @@ static bool compare_row(const kt_attention *a, kt_type type, const uint8_t *got,
     double gg = 0, ww = 0, gw = 0, error = 0;
 
     for (uint32_t i = 0; i < a->d_v; i++) {
-        const double g = kt_value(type, got, i);
+        const double g = kt_attend_value(type, got, i);
 
         gg += g * g;
         ww += want[i] * want[i];

@@ -15,10 +15,10 @@ extern "C" {
 typedef enum kt_type { KT_BF16, KT_FP16, KT_E4M3 } kt_type;
 
 uint32_t kt_type_bytes(kt_type type);
-double kt_value(kt_type type, const uint8_t *p, uint64_t i); /* of element i behind p */
+double kt_attend_value(kt_type type, const uint8_t *p, uint64_t i); /* of element i behind p */
 
 /* n values of about unit variance that the type holds exactly; never a NaN. */
-void kt_values(rnd r, kt_type type, uint8_t *p, uint32_t n, double scale);
+void kt_attend_fill(rnd r, kt_type type, uint8_t *p, uint32_t n, double scale);
 /* Random numbers that depend on these numbers alone. */
 rnd kt_stream(uint64_t seed, uint64_t kind, uint64_t i, uint64_t j);
 

@@ -164,10 +164,10 @@ static void fill_caches(problem *p)
             const uint32_t token = (uint32_t)t % s->pool.tokens;
 
             for (uint32_t h = 0; h < s->h_kv; h++) {
-                kt_values(kt_stream(s->seed, KEY, (uint64_t)i << 32 | (uint32_t)t, h), cache_type(s),
-                          head_at(p, &p->k, block, token, h), s->d_qk, 1);
-                kt_values(kt_stream(s->seed, VALUE, (uint64_t)i << 32 | (uint32_t)t, h), cache_type(s),
-                          head_at(p, &p->v, block, token, h), s->d_v, 1);
+                kt_attend_fill(kt_stream(s->seed, KEY, (uint64_t)i << 32 | (uint32_t)t, h), cache_type(s),
+                               head_at(p, &p->k, block, token, h), s->d_qk, 1);
+                kt_attend_fill(kt_stream(s->seed, VALUE, (uint64_t)i << 32 | (uint32_t)t, h), cache_type(s),
+                               head_at(p, &p->v, block, token, h), s->d_v, 1);
             }
         }
 }
@@ -185,8 +185,8 @@ static void make_operands(kt *k, problem *p)
     rnd_bytes(&k->r, p->q, a->q.token_stride * T);
     for (uint64_t t = 0; t < T; t++)
         for (uint64_t i = 0; i < h; i++)
-            kt_values(kt_stream(s->seed, 7, t, i), query_type(s), p->q + t * a->q.token_stride + i * a->q.head_stride,
-                      s->d_qk, s->q_scale);
+            kt_attend_fill(kt_stream(s->seed, 7, t, i), query_type(s),
+                           p->q + t * a->q.token_stride + i * a->q.head_stride, s->d_qk, s->q_scale);
     p->out = kt_buf_make(k, "out", a->out.token_stride * T);
     p->lse = kt_buf_make(k, "lse", a->lse.token_stride * T);
     a->q.base = kt_in(k, p->q, a->q.token_stride * T);
@@ -319,7 +319,7 @@ static kt_attention question(kt *k, const problem *p, bool on_gpu)
                 if (to <= 0)
                     query[r].from = query[r].to = at;
                 for (uint32_t d = 0; d < s->d_qk; d++)
-                    q[r * s->d_qk + d] = kt_value(query_type(s), row, d);
+                    q[r * s->d_qk + d] = kt_attend_value(query_type(s), row, d);
             }
         for (int64_t t = 0; t < len; t++, at++) {
             const int32_t block = p->table[i * p->args.table_stride + (uint64_t)t / s->pool.tokens];

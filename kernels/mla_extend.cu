@@ -78,7 +78,7 @@ template <bool FP16> cudaError_t launch(const decode_params &p, bool wide, uint6
     else
         decode_kernel<small_shape, FP16, true><<<(unsigned)blocks, THREADS, small_shape::BYTES, stream>>>(p);
     e = cudaGetLastError();
-    if (e != cudaSuccess || p.parts == 1)
+    if (e != cudaSuccess || p.parts == 1 || rows == 0)
         return e;
     merge_kernel<FP16, true><<<(unsigned)rows, MERGE_THREADS, 0, stream>>>(p);
     return cudaGetLastError();

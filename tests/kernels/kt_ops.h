@@ -18,7 +18,9 @@
     X(indexer_write)                                                                                                   \
     X(blockwise_write)                                                                                                 \
     X(kv_write)                                                                                                        \
-    X(kv_decode)
+    X(kv_decode)                                                                                                       \
+    X(mla_extend)                                                                                                      \
+    X(mha_ragged)
 
 #define X(name) extern const kt_op kt_op_##name;
 KT_OP_MAP(X)

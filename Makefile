@@ -50,7 +50,7 @@ tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
 GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
-KT    := $(call objects,$(call sources,tests/kernels) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c) \
+KT    := $(call objects,$(call sources,tests/kernels) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c tests/support/mla_token.c) \
          $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/kernels/*.cu tests/gpu/oracle_cuda.cu)))
 RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
 FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))

@@ -19,6 +19,7 @@ typedef struct compute compute;
 typedef struct compute_job {
     decoder_job job;   /* first */
     decoder_call call; /* DECODE, EXTEND: the only one */
+    float kv_scale;    /* DECODE, EXTEND: its own */
     compute *owner;
     region_seat *scratch;
     bool back;
@@ -32,6 +33,7 @@ struct compute {
     compute_job *jobs;
     uint32_t n_calls;
     decoder_call *write_calls; /* WRITE: of jobs[0] */
+    float *write_scales;       /* WRITE: [n_calls] */
     region_seat **scratches;   /* WRITE: [n_calls] */
     uint32_t *used, n_used;    /* slots, each once */
 };
@@ -198,16 +200,34 @@ static kvs_status find_scratch(const peer *p, uint32_t id, uint32_t call, region
     return s;
 }
 
-static kvs_status check_plane(const region *g, uint32_t plane, uint32_t call, kvs_err *err)
+/* What WRITE and DECODE have kernels for. */
+#define READ_FORMATS                                                                                                   \
+    (KVS_FORMAT_BIT(mla_bf16) | KVS_FORMAT_BIT(mla_fp16) | KVS_FORMAT_BIT(mla_fp8) | KVS_FORMAT_BIT(fp8_ds_mla))
+#define WRITE_FORMATS (READ_FORMATS | KVS_FORMAT_BIT(mla_fp32))
+
+static kvs_status check_plane(const region *g, uint32_t plane, uint64_t formats, uint32_t call, kvs_err *err)
 {
     uint32_t format;
 
     if (plane >= g->map->n_planes)
         return kvs_fail(err, KVS_E_RANGE, "call %u: plane: %u is not below %u", call, plane, g->map->n_planes);
     format = g->map->planes[plane].format;
-    if (format != KVS_FORMAT_mla_bf16 && format != KVS_FORMAT_mla_fp16)
+    if (format >= 64 || (formats >> format & 1) == 0)
         return kvs_fail(err, KVS_E_UNSUPPORTED, "call %u: plane %u: format %s has no kernel here", call, plane,
                         kvs_format_name(format));
+    return KVS_OK;
+}
+
+/* mla_fp8 has a scale, the others have none. */
+static kvs_status check_scale(const region *g, uint32_t plane, float scale, uint32_t call, kvs_err *err)
+{
+    const bool has = g->map->planes[plane].format == KVS_FORMAT_mla_fp8;
+
+    if (has && !(isfinite(scale) && scale > 0))
+        return kvs_fail(err, KVS_E_INVALID, "call %u: kv_scale: %g is not finite and above 0", call, (double)scale);
+    if (!has && scale != 0)
+        return kvs_fail(err, KVS_E_INVALID, "call %u: kv_scale: %g, but plane %u has format %s and no scale", call,
+                        (double)scale, plane, kvs_format_name(g->map->planes[plane].format));
     return KVS_OK;
 }
 
@@ -316,31 +336,68 @@ static kvs_status read_mapping(compute *x, const uint8_t *array, uint32_t n, con
     return KVS_OK;
 }
 
+/* Where the client does not say what the rows are: the plane's own type, bf16 for fp8. */
+static uint32_t source_type(const region *g, const wire_write_call *w)
+{
+    const uint32_t format = g->map->planes[w->plane].format;
+
+    if (w->src_type != 0)
+        return w->src_type;
+    return format == KVS_FORMAT_mla_fp16   ? KVS_VALUE_FP16
+           : format == KVS_FORMAT_mla_fp32 ? KVS_VALUE_FP32
+                                           : KVS_VALUE_BF16;
+}
+
+/* Where the rows lie in scratch. */
+static kvs_status check_rows(const region *scratch, uint32_t i, wire_write_call *w, uint32_t n_tokens, uint64_t value,
+                             kvs_err *err)
+{
+    const uint64_t latent = KVS_MLA_LATENT * value, rope = KVS_MLA_ROPE * value;
+    kvs_status s;
+
+    if (value == 0)
+        return kvs_fail(err, KVS_E_UNSUPPORTED, "call %u: src_type: %u is no type of values", i, w->src_type);
+    if (n_tokens == 1) { /* one row has no stride */
+        w->kv_c_stride = latent;
+        w->k_pe_stride = rope;
+    }
+    if (w->kv_c_stride < latent || w->k_pe_stride < rope)
+        return kvs_fail(err, KVS_E_INVALID,
+                        "call %u: strides: %" PRIu64 " and %" PRIu64 " are below rows of %" PRIu64 " and %" PRIu64, i,
+                        w->kv_c_stride, w->k_pe_stride, latent, rope);
+    s = check_extent(scratch, "kv_c", i, w->kv_c_offset, n_tokens, w->kv_c_stride, 1, 0, latent, value, err);
+    if (s == KVS_OK)
+        s = check_extent(scratch, "k_pe", i, w->k_pe_offset, n_tokens, w->k_pe_stride, 1, 0, rope, value, err);
+    return s;
+}
+
+/* What the kernel will refuse is refused here: then nothing has begun. */
+static kvs_status check_write_args(uint32_t i, const kvs_mla_write_args *a, kvs_err *err)
+{
+    kvs_err why = {0};
+    uint32_t type;
+    kvs_status s = kvs_mla_write_check(a, &type, &why);
+
+    return s == KVS_OK ? KVS_OK : kvs_fail(err, s, "call %u: %s", i, why.msg);
+}
+
 static kvs_status add_write(compute *x, uint32_t i, wire_write_call *w, uint32_t n_tokens, const int64_t *mapping,
                             kvs_err *err)
 {
     region_seat *scratch = NULL;
     kvs_mla_write_args *a = &x->write_calls[i].args.write;
-    kvs_status s = check_plane(x->seat->region, w->plane, i, err);
+    kvs_status s = check_plane(x->seat->region, w->plane, WRITE_FORMATS, i, err);
 
     if (s == KVS_OK)
+        s = check_scale(x->seat->region, w->plane, w->kv_scale, i, err);
+    if (s == KVS_OK)
         s = find_scratch(x->request->peer, w->scratch, i, &scratch, err);
-    if (n_tokens == 1) { /* one row has no stride */
-        w->kv_c_stride = LATENT_BYTES;
-        w->k_pe_stride = ROPE_BYTES;
-    }
-    if (s == KVS_OK && (w->kv_c_stride < LATENT_BYTES || w->k_pe_stride < ROPE_BYTES))
-        s = kvs_fail(err, KVS_E_INVALID, "call %u: strides: %" PRIu64 " and %" PRIu64 " are below rows of %d and %d", i,
-                     w->kv_c_stride, w->k_pe_stride, LATENT_BYTES, ROPE_BYTES);
     if (s == KVS_OK)
-        s = check_extent(scratch->region, "kv_c", i, w->kv_c_offset, n_tokens, w->kv_c_stride, 1, 0, LATENT_BYTES,
-                         ELEMENT, err);
-    if (s == KVS_OK)
-        s = check_extent(scratch->region, "k_pe", i, w->k_pe_offset, n_tokens, w->k_pe_stride, 1, 0, ROPE_BYTES,
-                         ELEMENT, err);
+        s = check_rows(scratch->region, i, w, n_tokens, kvs_value_bytes(source_type(x->seat->region, w)), err);
     if (s != KVS_OK)
         return s;
     x->scratches[i] = scratch;
+    x->write_scales[i] = w->kv_scale;
     x->write_calls[i].kind = DECODER_WRITE;
     *a = (kvs_mla_write_args){.view = region_map_view(x->seat->region->map, w->plane),
                               .kv_c = scratch->region->base + w->kv_c_offset,
@@ -348,8 +405,10 @@ static kvs_status add_write(compute *x, uint32_t i, wire_write_call *w, uint32_t
                               .kv_c_stride = w->kv_c_stride,
                               .k_pe_stride = w->k_pe_stride,
                               .slot_mapping = mapping,
-                              .n_tokens = n_tokens};
-    return KVS_OK;
+                              .n_tokens = n_tokens,
+                              .src_type = source_type(x->seat->region, w),
+                              .scale = &x->write_scales[i]};
+    return check_write_args(i, a, err);
 }
 
 static kvs_status add_writes(compute *x, const wire_write_req *q, const uint8_t *calls, const int64_t *mapping,
@@ -359,7 +418,8 @@ static kvs_status add_writes(compute *x, const wire_write_req *q, const uint8_t 
 
     x->write_calls = request_alloc(x->request, q->n_calls, sizeof(x->write_calls[0]));
     x->scratches = request_alloc(x->request, q->n_calls, sizeof(region_seat *));
-    if (!x->write_calls || !x->scratches)
+    x->write_scales = request_alloc(x->request, q->n_calls, sizeof(x->write_scales[0]));
+    if (!x->write_calls || !x->scratches || !x->write_scales)
         return kvs_fail(err, KVS_E_NO_MEMORY, "write of %u calls: out of memory", q->n_calls);
     for (uint32_t i = 0; i < q->n_calls; i++) {
         wire_write_call w;
@@ -536,8 +596,12 @@ static kvs_status check_call(const compute *x, uint32_t i, const wire_decode_cal
         s = kvs_fail(err, KVS_E_LIMIT, "call %u: parts: %u is outside 0..%d", i, d->parts, KVS_MLA_MAX_PARTS);
     if (s == KVS_OK && !isfinite(d->sm_scale))
         s = kvs_fail(err, KVS_E_INVALID, "call %u: sm_scale: %g is not finite", i, (double)d->sm_scale);
+    if (s == KVS_OK && d->reserved != 0)
+        s = kvs_fail(err, KVS_E_INVALID, "call %u: reserved: %u is not 0", i, d->reserved);
     if (s == KVS_OK)
-        s = check_plane(x->seat->region, d->plane, i, err);
+        s = check_plane(x->seat->region, d->plane, READ_FORMATS, i, err);
+    if (s == KVS_OK)
+        s = check_scale(x->seat->region, d->plane, d->kv_scale, i, err);
     return s;
 }
 
@@ -546,8 +610,11 @@ static kvs_strided operand(const region *sc, uint64_t offset, uint64_t token, ui
     return (kvs_strided){sc->base + offset, token, head};
 }
 
-static kvs_mla_decode_args decode_args(const compute *x, const region *sc, const wire_decode_call *d, const batch *b)
+static kvs_mla_decode_args decode_args(const compute *x, const compute_job *cj, const wire_decode_call *d,
+                                       const batch *b)
 {
+    const region *sc = cj->scratch->region;
+
     return (kvs_mla_decode_args){.view = region_map_view(x->seat->region->map, d->plane),
                                  .q_nope = operand(sc, d->q_nope_offset, d->q_nope_token, d->q_nope_head),
                                  .q_pe = operand(sc, d->q_pe_offset, d->q_pe_token, d->q_pe_head),
@@ -562,11 +629,15 @@ static kvs_mla_decode_args decode_args(const compute *x, const region *sc, const
                                  .h_q = b->h_q,
                                  .parts = d->parts,
                                  .fixed_split = (b->flags & WIRE_DECODE_FIXED_SPLIT) != 0,
-                                 .sm_scale = d->sm_scale};
+                                 .sm_scale = d->sm_scale,
+                                 .kv_scale = &cj->kv_scale};
 }
 
-static kvs_mla_extend_args extend_args(const compute *x, const region *sc, const wire_decode_call *d, const batch *b)
+static kvs_mla_extend_args extend_args(const compute *x, const compute_job *cj, const wire_decode_call *d,
+                                       const batch *b)
 {
+    const region *sc = cj->scratch->region;
+
     return (kvs_mla_extend_args){.view = region_map_view(x->seat->region->map, d->plane),
                                  .q_nope = operand(sc, d->q_nope_offset, d->q_nope_token, d->q_nope_head),
                                  .q_pe = operand(sc, d->q_pe_offset, d->q_pe_token, d->q_pe_head),
@@ -582,7 +653,8 @@ static kvs_mla_extend_args extend_args(const compute *x, const region *sc, const
                                  .h_q = b->h_q,
                                  .parts = d->parts,
                                  .fixed_split = (b->flags & WIRE_DECODE_FIXED_SPLIT) != 0,
-                                 .sm_scale = d->sm_scale};
+                                 .sm_scale = d->sm_scale,
+                                 .kv_scale = &cj->kv_scale};
 }
 
 /* What the kernel will refuse is refused here: then nothing has begun, and every call is signalled. */
@@ -606,11 +678,12 @@ static kvs_status add_attend(compute *x, uint32_t i, const wire_decode_call *d, 
         s = check_operands(cj->scratch->region, i, d, b, err);
     if (s != KVS_OK)
         return s;
+    cj->kv_scale = d->kv_scale;
     cj->call.kind = b->kind;
     if (b->kind == DECODER_EXTEND)
-        cj->call.args.extend = extend_args(x, cj->scratch->region, d, b);
+        cj->call.args.extend = extend_args(x, cj, d, b);
     else
-        cj->call.args.decode = decode_args(x, cj->scratch->region, d, b);
+        cj->call.args.decode = decode_args(x, cj, d, b);
     s = check_args(i, &cj->call, err);
     if (s != KVS_OK)
         return s;

@@ -11,9 +11,10 @@
 extern "C" {
 #endif
 
-/* Every .cu file of kernels/ that launches something. */
+/* Every .cu file of kernels/ that has kernels to launch. */
 #define KVS_CUDA_KERNEL_MAP(X)                                                                                         \
     X(mla_write)                                                                                                       \
+    X(mla_sparse)                                                                                                      \
     X(mla_decode)                                                                                                      \
     X(cache_gather)                                                                                                    \
     X(gather_dequant)                                                                                                  \
@@ -24,7 +25,6 @@ extern "C" {
     X(blockwise_gather)                                                                                                \
     X(kv_write)                                                                                                        \
     X(kv_decode)                                                                                                       \
-    X(mla_extend)                                                                                                      \
     X(mha_ragged)
 
 /* kvs_NAME_cuda_init: load the kernels of NAME.cu and allow them the shared memory that they want. */

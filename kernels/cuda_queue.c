@@ -13,6 +13,7 @@
 #include "kernels/cuda_error.h"
 #include "kernels/kernels_cuda.h"
 #include "kernels/mla_check.h"
+#include "proto/layout.h"
 
 enum {
     MARKS = 64,
@@ -21,6 +22,7 @@ enum {
     EARLY_NS = 80000, /* a timer may come that much too late */
     BYTES_A_NS = 55,  /* of a copy, at best: it is not worth looking before */
     HEAD_BYTES = 64,  /* of the buffers for small inputs: the count of bad entries */
+    SCALE_BYTES = 4,  /* behind them: the scale of an mla_fp8 view */
 };
 #define MAX_INPUT_BYTES     (UINT64_C(64) << 20)
 #define MAX_WORKSPACE_BYTES (UINT64_C(1) << 30)
@@ -388,25 +390,34 @@ static kvs_status stage_slots(cuda_queue *q, const kvs_mla_write_args *a, kvs_er
     return KVS_OK;
 }
 
+/* The scale of the one format that has one; the kernels look at no other. */
+static void stage_scale(cuda_queue *q, uint32_t format, const float *scale, uint64_t at)
+{
+    if (format == KVS_FORMAT_mla_fp8)
+        memcpy(q->input + HEAD_BYTES + at, scale, sizeof *scale);
+}
+
 kvs_status cuda_queue_mla_write(device_queue *dq, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
                                 kvs_err *err)
 {
     cuda_queue *q = (cuda_queue *)dq;
-    uint64_t bytes = (uint64_t)a->n_tokens * sizeof(int64_t);
+    uint64_t scale_at = (uint64_t)a->n_tokens * sizeof(int64_t), bytes = scale_at + SCALE_BYTES;
     kvs_mla_write_args on_device = *a;
-    kvs_status s;
+    uint32_t type;
+    kvs_status s = kvs_mla_write_check(a, &type, err);
 
-    if (a->n_tokens > 0 && (a->slot_mapping == NULL || (uintptr_t)a->slot_mapping % sizeof *a->slot_mapping != 0))
-        return kvs_fail(err, KVS_E_INVALID, "slot_mapping: %p does not hold %" PRIu32 " slots",
-                        (const void *)a->slot_mapping, a->n_tokens);
-    s = kernel_begin(q, bytes, 0, err);
+    if (s == KVS_OK)
+        s = kernel_begin(q, bytes, 0, err);
     if (s == KVS_OK)
         s = stage_slots(q, a, err);
-    if (s == KVS_OK)
+    if (s == KVS_OK) {
+        stage_scale(q, a->view.format, a->scale, scale_at);
         s = send_input(q, bytes, err);
+    }
     if (s != KVS_OK)
         return s;
     on_device.slot_mapping = (const int64_t *)(const void *)(q->dev_input + HEAD_BYTES);
+    on_device.scale = (const float *)(const void *)(q->dev_input + HEAD_BYTES + scale_at);
     s = kvs_mla_write_cuda(&on_device, (uint32_t *)(void *)q->dev_input, q->stream, err);
     return s == KVS_OK ? kernel_end(q, ret_bad, ret_mark, err) : kernel_failed(q, s, err);
 }
@@ -423,45 +434,50 @@ static uint32_t used_width(const int32_t *seq_len, uint32_t n_seqs, uint32_t tab
     return (uint32_t)((longest + tokens - 1) / tokens);
 }
 
-/* Lengths, bounds of the queries (or NULL) and the table, host memory. */
+/* Lengths, bounds of the queries (or NULL), the table and a scale: host memory. */
 typedef struct tables {
+    const kvs_view *view;
     const int32_t *seq_len, *q_start, *block_table;
+    const float *scale;
     uint64_t table_stride;
     uint32_t n_seqs, table_width;
-    uint64_t start_at, table_at, bytes; /* places behind the head */
+    uint64_t start_at, table_at, scale_at; /* places behind the head */
 } tables;
 
 static kvs_status tables_place(tables *t, kvs_err *err)
 {
     const uint64_t lens = ((uint64_t)t->n_seqs * sizeof *t->seq_len + 15) / 16 * 16;
-    const uint64_t starts = t->q_start != NULL ? ((uint64_t)(t->n_seqs + 1) * sizeof *t->q_start + 15) / 16 * 16 : 0;
+    const uint64_t starts = t->q_start != NULL ? ((t->n_seqs + UINT64_C(1)) * sizeof *t->q_start + 15) / 16 * 16 : 0;
 
     if (t->n_seqs > 0 && t->table_width > MAX_INPUT_BYTES / t->n_seqs)
         return kvs_fail(err, KVS_E_LIMIT,
                         "block_table: %" PRIu32 " x %" PRIu32 " entries are more than %" PRIu64 " bytes", t->n_seqs,
                         t->table_width, MAX_INPUT_BYTES);
-    t->start_at = HEAD_BYTES + lens;
-    t->table_at = t->start_at + starts;
-    t->bytes = lens + starts + (uint64_t)t->n_seqs * t->table_width * sizeof *t->block_table;
+    t->start_at = lens;
+    t->table_at = lens + starts;
+    t->scale_at = t->table_at + (uint64_t)t->n_seqs * t->table_width * sizeof *t->block_table;
     return KVS_OK;
 }
 
 /* The table without the gaps between its rows. */
 static void tables_stage(cuda_queue *q, const tables *t)
 {
+    uint8_t *at = q->input + HEAD_BYTES;
+
+    stage_scale(q, t->view->format, t->scale, t->scale_at);
     if (t->n_seqs == 0)
         return;
-    memcpy(q->input + HEAD_BYTES, t->seq_len, t->n_seqs * sizeof *t->seq_len);
+    memcpy(at, t->seq_len, t->n_seqs * sizeof *t->seq_len);
     if (t->q_start != NULL)
-        memcpy(q->input + t->start_at, t->q_start, (t->n_seqs + UINT64_C(1)) * sizeof *t->q_start);
+        memcpy(at + t->start_at, t->q_start, (t->n_seqs + UINT64_C(1)) * sizeof *t->q_start);
     for (uint64_t i = 0; i < t->n_seqs && t->table_width > 0; i++)
-        memcpy(q->input + t->table_at + i * t->table_width * sizeof *t->block_table,
-               t->block_table + i * t->table_stride, t->table_width * sizeof *t->block_table);
+        memcpy(at + t->table_at + i * t->table_width * sizeof *t->block_table, t->block_table + i * t->table_stride,
+               t->table_width * sizeof *t->block_table);
 }
 
-static const int32_t *on_device_at(const cuda_queue *q, uint64_t at)
+static const void *on_device_at(const cuda_queue *q, uint64_t at)
 {
-    return (const int32_t *)(const void *)(q->dev_input + at);
+    return q->dev_input + HEAD_BYTES + at;
 }
 
 static kvs_status tables_send(cuda_queue *q, tables *t, uint64_t workspace_bytes, kvs_err *err)
@@ -469,11 +485,11 @@ static kvs_status tables_send(cuda_queue *q, tables *t, uint64_t workspace_bytes
     kvs_status s = tables_place(t, err);
 
     if (s == KVS_OK)
-        s = kernel_begin(q, t->bytes, workspace_bytes, err);
+        s = kernel_begin(q, t->scale_at + SCALE_BYTES, workspace_bytes, err);
     if (s != KVS_OK)
         return s;
     tables_stage(q, t);
-    return send_input(q, t->bytes, err);
+    return send_input(q, t->scale_at + SCALE_BYTES, err);
 }
 
 kvs_status cuda_queue_mla_decode(device_queue *dq, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,
@@ -482,7 +498,13 @@ kvs_status cuda_queue_mla_decode(device_queue *dq, const kvs_mla_decode_args *a,
     cuda_queue *q = (cuda_queue *)dq;
     kvs_mla_decode_args on_device = *a;
     kvs_mla_decode_result result;
-    tables t = {a->seq_len, NULL, a->block_table, a->table_stride, a->n_seqs, a->table_width, 0, 0, 0};
+    tables t = {.view = &a->view,
+                .seq_len = a->seq_len,
+                .block_table = a->block_table,
+                .scale = a->kv_scale,
+                .table_stride = a->table_stride,
+                .n_seqs = a->n_seqs,
+                .table_width = a->table_width};
     kvs_status s = kvs_mla_decode_check(a, err);
 
     if (s != KVS_OK)
@@ -494,9 +516,10 @@ kvs_status cuda_queue_mla_decode(device_queue *dq, const kvs_mla_decode_args *a,
     s = tables_send(q, &t, kvs_mla_decode_cuda_workspace(&on_device), err);
     if (s != KVS_OK)
         return s;
-    on_device.seq_len = on_device_at(q, HEAD_BYTES);
+    on_device.seq_len = on_device_at(q, 0);
     on_device.block_table = on_device_at(q, t.table_at);
     on_device.table_stride = a->table_width;
+    on_device.kv_scale = on_device_at(q, t.scale_at);
     s = kvs_mla_decode_cuda(&on_device, q->workspace, q->workspace_bytes, (uint32_t *)(void *)q->dev_input, &result,
                             q->stream, err);
     if (s != KVS_OK)
@@ -511,7 +534,14 @@ kvs_status cuda_queue_mla_extend(device_queue *dq, const kvs_mla_extend_args *a,
     cuda_queue *q = (cuda_queue *)dq;
     kvs_mla_extend_args on_device = *a;
     kvs_mla_decode_result result;
-    tables t = {a->seq_len, a->q_start, a->block_table, a->table_stride, a->n_seqs, a->table_width, 0, 0, 0};
+    tables t = {.view = &a->view,
+                .seq_len = a->seq_len,
+                .q_start = a->q_start,
+                .block_table = a->block_table,
+                .scale = a->kv_scale,
+                .table_stride = a->table_stride,
+                .n_seqs = a->n_seqs,
+                .table_width = a->table_width};
     kvs_status s = kvs_mla_extend_check(a, err);
 
     if (s != KVS_OK)
@@ -523,10 +553,11 @@ kvs_status cuda_queue_mla_extend(device_queue *dq, const kvs_mla_extend_args *a,
     s = tables_send(q, &t, kvs_mla_extend_cuda_workspace(&on_device), err);
     if (s != KVS_OK)
         return s;
-    on_device.seq_len = on_device_at(q, HEAD_BYTES);
+    on_device.seq_len = on_device_at(q, 0);
     on_device.q_start = on_device_at(q, t.start_at);
     on_device.block_table = on_device_at(q, t.table_at);
     on_device.table_stride = a->table_width;
+    on_device.kv_scale = on_device_at(q, t.scale_at);
     s = kvs_mla_extend_cuda(&on_device, q->workspace, q->workspace_bytes, (uint32_t *)(void *)q->dev_input, &result,
                             q->stream, err);
     if (s != KVS_OK)

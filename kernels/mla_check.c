@@ -5,6 +5,9 @@
 
 enum { VALUE = 2 };
 
+#define FORMATS                                                                                                        \
+    (KVS_FORMAT_BIT(mla_bf16) | KVS_FORMAT_BIT(mla_fp16) | KVS_FORMAT_BIT(mla_fp8) | KVS_FORMAT_BIT(fp8_ds_mla))
+
 static kvs_status shape_check(const kvs_mla_decode_args *a, kvs_err *err)
 {
     kvs_status s = kvs_range_check("s_q", a->s_q, 1, KVS_MLA_MAX_SQ, err);
@@ -17,6 +20,9 @@ static kvs_status shape_check(const kvs_mla_decode_args *a, kvs_err *err)
         s = kvs_range_check("fixed_split", a->fixed_split, 0, 1, err);
     if (s == KVS_OK && !isfinite(a->sm_scale))
         s = kvs_fail(err, KVS_E_INVALID, "sm_scale: %g is not finite", (double)a->sm_scale);
+    if (s == KVS_OK && a->view.format == KVS_FORMAT_mla_fp8 &&
+        (a->kv_scale == NULL || (uintptr_t)a->kv_scale % sizeof *a->kv_scale != 0))
+        s = kvs_fail(err, KVS_E_INVALID, "kv_scale: %p holds no scale of an mla_fp8 view", (const void *)a->kv_scale);
     return s;
 }
 
@@ -40,7 +46,7 @@ kvs_status kvs_mla_decode_check(const kvs_mla_decode_args *a, kvs_err *err)
 {
     const uint64_t latent = (uint64_t)KVS_MLA_LATENT * VALUE, rope = (uint64_t)KVS_MLA_ROPE * VALUE;
     const uint64_t n_rows = (uint64_t)a->n_seqs * a->s_q;
-    kvs_status s = kvs_view_check(&a->view, KVS_FORMAT_BIT(mla_bf16) | KVS_FORMAT_BIT(mla_fp16), 0, err);
+    kvs_status s = kvs_view_check(&a->view, FORMATS, 0, err);
 
     if (s == KVS_OK)
         s = shape_check(a, err);

@@ -17,15 +17,16 @@ extern "C" {
 struct CUstream_st;
 
 /* Attention of n_tokens query tokens of n_seqs sequences, each with as many queries as it brings.
- *   q_nope        [n_tokens][h_q][512] of the view's type
- *   q_pe          [n_tokens][h_q][64]
+ *   view          mla_bf16, mla_fp16, mla_fp8 or fp8_ds_mla
+ *   q_nope        [n_tokens][h_q][512] fp16 for mla_fp16, else bf16
+ *   q_pe          [n_tokens][h_q][64] likewise
  *   q_start       [n_seqs + 1] int32; queries of sequence i are q_start[i] .. q_start[i + 1] - 1: never falling, 0 ..
  *                 n_tokens.  Tokens in front of q_start[0] and from q_start[n_seqs] on are padding: nothing of them is
  *                 written
  *   seq_len       [n_seqs] tokens in the cache, the new ones included (write them first); negative or too long is bad
  *   block_table   [n_seqs][table_width] int32; entries past ceil(len / P) are never read
- *   sm_scale, parts, fixed_split   as in kvs_mla_decode; parts cuts all tokens of a sequence, seen or not
- *   out           [n_tokens][h_q][512] of the view's type: softmax(sm_scale q.k) v
+ *   sm_scale, kv_scale, parts, fixed_split   as in kvs_mla_decode; parts cuts all tokens of a sequence, seen or not
+ *   out           [n_tokens][h_q][512] of the queries' type: softmax(sm_scale q.k) v
  *   lse           [n_tokens][h_q] fp32, natural log of the sum of exponents
  * With s = q_start[i + 1] - q_start[i], query j of sequence i sees tokens 0 .. seq_len[i] - s + j (causal behind the
  * prefix).  A query that sees nothing: out 0, lse -inf.  A sequence without queries is not looked at.
@@ -42,6 +43,7 @@ typedef struct kvs_mla_extend_args {
     uint32_t n_seqs, n_tokens, table_width, h_q, parts;
     uint32_t fixed_split; /* 0 or 1 */
     float sm_scale;
+    const float *kv_scale;
 } kvs_mla_extend_args;
 
 uint64_t kvs_mla_extend_workspace(const kvs_mla_extend_args *a); /* as kvs_mla_decode_workspace */

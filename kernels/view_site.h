@@ -23,7 +23,11 @@ enum kvs_mutant {
  * that moves whole pages splits no tokens. */
 #define KVS_SITE_MAP(X)                                                                                                \
     X(MLA_WRITE, "mla_write", KVS_MUTANT_ROWS)                                                                         \
+    X(MLA_WRITE_LAYERS, "mla_write_layers", KVS_MUTANT_ROWS)                                                           \
     X(MLA_DECODE, "mla_decode", KVS_MUTANT_ROWS)                                                                       \
+    X(MLA_DECODE_FP8, "mla_decode", KVS_MUTANT_ROWS)                                                                   \
+    X(MLA_SPARSE, "mla_sparse", KVS_MUTANT_ROWS)                                                                       \
+    X(MLA_SPARSE_SCALE, "mla_sparse", KVS_MUTANT_ROWS)                                                                 \
     X(CACHE_GATHER, "cache_gather", KVS_MUTANT_ROWS)                                                                   \
     X(GATHER_DEQUANT, "gather_dequant", KVS_MUTANT_ROWS)                                                               \
     X(GATHER_UPCONVERT, "gather_upconvert", KVS_MUTANT_ROWS)                                                           \

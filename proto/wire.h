@@ -217,7 +217,8 @@ bool wire_in_done(const wire_in *i);
     F(u32, n_tokens)                                                                                                   \
     F(u32, n_calls) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)
 #define WIRE_write_call(F)                                                                                  \
-    F(u32, plane) F(u32, scratch) F(u64, kv_c_offset) F(u64, kv_c_stride) F(u64, k_pe_offset) F(u64, k_pe_stride)
+    F(u32, plane) F(u32, scratch) F(u64, kv_c_offset) F(u64, kv_c_stride) F(u64, k_pe_offset) F(u64, k_pe_stride)     \
+        F(u32, src_type) F(f32, kv_scale)
 #define WIRE_call_rep(F) F(u32, n_calls) F(u32, n_ok) /* then n_calls x call_result: WRITE, DECODE, EXTEND */
 #define WIRE_call_result(F) F(u32, status) F(u32, parts) F(u32, kernel) F(u32, bad)
 
@@ -231,7 +232,7 @@ bool wire_in_done(const wire_in *i);
     F(f32, sm_scale) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)             \
         F(u64, q_nope_offset) F(u64, q_nope_token) F(u64, q_nope_head) F(u64, q_pe_offset) F(u64, q_pe_token)          \
             F(u64, q_pe_head) F(u64, out_offset) F(u64, out_token) F(u64, out_head) F(u64, lse_offset)                 \
-                F(u64, lse_token) F(u64, lse_head)
+                F(u64, lse_token) F(u64, lse_head) F(f32, kv_scale) F(u32, reserved)
 /* then n_calls x decode_call, q_start i32[n_seqs + 1], seq_len i32[n_seqs], block_table i32[n_seqs][table_width], each padded */
 #define WIRE_extend_req(F)                                                                                  \
     F(u32, ns) F(u32, region) F(u32, n_seqs) F(u32, table_width) F(u32, n_tokens) F(u32, h_q) F(u32, n_calls) F(u32, flags)

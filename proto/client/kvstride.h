@@ -310,10 +310,14 @@ typedef struct kvs_call_result {
     uint32_t bad;           /* ids, slots and lengths that were skipped */
 } kvs_call_result;
 
+enum kvs_source_type { KVS_SOURCE_PLANE = 0, KVS_SOURCE_BF16 = 1, KVS_SOURCE_FP16 = 2, KVS_SOURCE_FP32 = 3 };
+
 typedef struct kvs_write_call {
-    uint32_t plane;
-    kvs_region *scratch; /* holds the rows: kv_c [n_tokens][512], k_pe [n_tokens][64] of the plane's type */
+    uint32_t plane; /* mla_bf16, mla_fp16, mla_fp32, mla_fp8 or fp8_ds_mla */
+    kvs_region *scratch; /* holds the rows: kv_c [n_tokens][512], k_pe [n_tokens][64] */
     uint64_t kv_c_offset, kv_c_stride, k_pe_offset, k_pe_stride; /* bytes */
+    uint32_t src_type; /* enum kvs_source_type; 0: the plane's own, bf16 for fp8.  Another one only for mla_fp8 */
+    float kv_scale;    /* mla_fp8: what a stored 1.0 stands for; finite and above 0.  Else 0 */
 } kvs_write_call;
 
 typedef struct kvs_write_args {
@@ -337,8 +341,8 @@ typedef struct kvs_decode_call {
     uint32_t parts; /* 0: chosen; 1..256 */
     kvs_region *scratch;
     float sm_scale;
-    uint32_t reserved;        /* 0 */
-    kvs_operand q_nope, q_pe; /* in:  [T][h_q][512], [T][h_q][64]; T: n_seqs * s_q, or n_tokens */
+    float kv_scale;           /* mla_fp8: as in kvs_write_call.  Else 0 */
+    kvs_operand q_nope, q_pe; /* in:  [T][h_q][512], [T][h_q][64], T = n_seqs * s_q (decode) or n_tokens (extend) */
     kvs_operand out, lse;     /* out: [T][h_q][512], fp32 [T][h_q] */
     const kvs_mark *after, *signal;
 } kvs_decode_call;

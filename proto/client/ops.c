@@ -592,8 +592,13 @@ static kvs_status build_write(call *k, kvs_request *r, const void *args, uint32_
     wire_put_write_req(&k->out, &q);
     for (uint32_t i = 0; i < a->n_calls && s == KVS_OK; i++) {
         const kvs_write_call *from = &a->calls[i];
-        wire_write_call to = {from->plane,      0, from->kv_c_offset, from->kv_c_stride, from->k_pe_offset,
-                              from->k_pe_stride};
+        wire_write_call to = {.plane = from->plane,
+                              .kv_c_offset = from->kv_c_offset,
+                              .kv_c_stride = from->kv_c_stride,
+                              .k_pe_offset = from->k_pe_offset,
+                              .k_pe_stride = from->k_pe_stride,
+                              .src_type = from->src_type,
+                              .kv_scale = from->kv_scale};
 
         s = call_region(k, from->scratch, &to.scratch, err);
         wire_put_write_call(&k->out, &to);
@@ -618,6 +623,7 @@ static kvs_status put_decode_call(call *k, const kvs_decode_call *from, kvs_err 
     wire_decode_call to = {.plane = from->plane,
                            .parts = from->parts,
                            .sm_scale = from->sm_scale,
+                           .kv_scale = from->kv_scale,
                            .q_nope_offset = from->q_nope.offset,
                            .q_nope_token = from->q_nope.token,
                            .q_nope_head = from->q_nope.head,

@@ -13,7 +13,7 @@
 #include "tests/kernels/kt_pool.h"
 #include "tests/support/mla_case.h"
 
-enum { TEXT = 300, VALUE = 2, PAGE = 64 * 1152 };
+enum { TEXT = 300 };
 
 /* Run `c` on `view`, which lies where the operation runs (NULL: upload the case's own pool); results are back in c. */
 static bool run_case(kt *k, mla_case *c, const kvs_view *view)
@@ -107,12 +107,14 @@ static bool same_in_both_layouts(kt *k, const mla_shape *s)
     return good;
 }
 
+static const uint32_t formats[] = {KVS_FORMAT_mla_bf16, KVS_FORMAT_mla_fp16, KVS_FORMAT_mla_fp8, KVS_FORMAT_fp8_ds_mla};
+
 static bool random_shape(kt *k)
 {
     static const uint32_t heads[] = {1, 2, 3, 5, 8, 16, 17}, pages[] = {1, 2, 3, 16, 17, 32, 64, 256};
     static const uint32_t layers[] = {1, 2, 3, 5}, parts[] = {0, 1, 2, 3, 4, 8, 64, 256};
     mla_shape s = {.seed = rnd_u64(&k->r) % 1000000,
-                   .format = kt_chance(k, 5) ? KVS_FORMAT_mla_fp16 : KVS_FORMAT_mla_bf16,
+                   .format = KT_PICK(k, formats),
                    .n_layers = KT_PICK(k, layers),
                    .tokens_per_block = KT_PICK(k, pages),
                    .row_pad = 16 * (uint32_t)rnd_below(&k->r, 3),
@@ -138,13 +140,14 @@ static bool around_pages(kt *k)
 {
     static const uint32_t layers[] = {1, 3, 61}, pages[] = {1, 16, 64};
 
-    for (uint32_t i = 0; i < 9; i++) {
+    for (uint32_t i = 0; i < 18; i++) {
         const int32_t page = (int32_t)pages[i % 3];
         const mla_shape s = {.seed = i,
-                             .n_layers = layers[i / 3],
+                             .format = i < 9 ? formats[i % 2] : formats[2 + i % 2],
+                             .n_layers = layers[i / 3 % 3],
                              .layer = i % 3 == 0   ? 0
-                                      : i % 3 == 1 ? layers[i / 3] / 2
-                                                   : layers[i / 3] - 1,
+                                      : i % 3 == 1 ? layers[i / 3 % 3] / 2
+                                                   : layers[i / 3 % 3] - 1,
                              .tokens_per_block = pages[i % 3],
                              .n_seqs = 6,
                              .h_q = 3,
@@ -161,9 +164,10 @@ static bool around_pages(kt *k)
     return true;
 }
 
-static bool bad_entries(kt *k)
+static bool bad_entries_of(kt *k, uint32_t format)
 {
     const mla_shape s = {.seed = 16,
+                         .format = format,
                          .n_layers = 3,
                          .layer = 1,
                          .h_q = 4,
@@ -187,12 +191,25 @@ static bool bad_entries(kt *k)
     return good;
 }
 
-/* The pages of a near case in blocks far apart: the same bits. */
-static bool beyond_4_gib(kt *k)
+static bool bad_entries(kt *k)
 {
-    const mla_shape s = {
-        .seed = 15, .tokens_per_block = 64, .n_seqs = 4, .h_q = 2, .parts = 2, .len = {64, 64, 64, 64}};
-    const kt_shape shape = kt_shape_far(KVS_FORMAT_mla_bf16, 0, 64);
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++)
+        if (!bad_entries_of(k, formats[i]))
+            return false;
+    return true;
+}
+
+/* The pages of a near case in blocks far apart: the same bits. */
+static bool far_pages_of(kt *k, uint32_t format)
+{
+    const mla_shape s = {.seed = 15,
+                         .format = format,
+                         .tokens_per_block = 64,
+                         .n_seqs = 4,
+                         .h_q = 2,
+                         .parts = 2,
+                         .len = {64, 64, 64, 64}};
+    const kt_shape shape = kt_shape_far(format, 0, 64);
     kt_pool pool = kt_pool_make(k, &shape);
     kvs_view view = kt_view(k, &pool, pool.shape.layer, 0);
     mla_case near, far;
@@ -203,7 +220,7 @@ static bool beyond_4_gib(kt *k)
     for (uint32_t i = 0; i < 4; i++) {
         const uint32_t id = pool.far_id[KT_FAR_IDS - 1 - i];
 
-        memcpy(kt_page(&pool, pool.shape.layer, 0, id), mla_case_row(&near, i, 0), PAGE);
+        memcpy(kt_page(&pool, pool.shape.layer, 0, id), mla_case_row(&near, i, 0), near.args.view.page_bytes);
         far.table[i * far.args.table_stride] = (int32_t)id;
     }
     kt_upload(k, &pool.buf);
@@ -215,9 +232,20 @@ static bool beyond_4_gib(kt *k)
     return good;
 }
 
+static bool beyond_4_gib(kt *k)
+{
+    return far_pages_of(k, KVS_FORMAT_mla_bf16);
+}
+
+static bool fp8_beyond_4_gib(kt *k)
+{
+    return far_pages_of(k, KVS_FORMAT_fp8_ds_mla);
+}
+
 static const kt_fixed fixed[] = {{"lengths around a page in layers of 1, 3 and 61", around_pages, false},
                                  {"bad entries and lengths", bad_entries, false},
-                                 {"beyond 4 GiB", beyond_4_gib, true}};
+                                 {"beyond 4 GiB", beyond_4_gib, true},
+                                 {"fp8 beyond 4 GiB", fp8_beyond_4_gib, true}};
 
 const kt_op kt_op_mla_decode = {.name = "mla_decode",
                                 .equality = "row RMS",

@@ -9,7 +9,9 @@
 
 #define KT_OP_MAP(X)                                                                                                   \
     X(mla_write)                                                                                                       \
+    X(mla_write_layers)                                                                                                \
     X(mla_decode)                                                                                                      \
+    X(mla_sparse)                                                                                                      \
     X(cache_gather)                                                                                                    \
     X(gather_dequant)                                                                                                  \
     X(gather_upconvert)                                                                                                \

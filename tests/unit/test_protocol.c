@@ -381,7 +381,7 @@ static void ex_write_req(example *e)
     wire_out *o = begin(e, WIRE_WRITE, 15);
 
     wire_put_write_req(o, &(wire_write_req){3, 5, 2, 1, 0, 2, 2, 1});
-    wire_put_write_call(o, &(wire_write_call){1, 7, 0, 1024, 2048, 128});
+    wire_put_write_call(o, &(wire_write_call){1, 7, 0, 1024, 2048, 128, 0, 0});
     wire_put_u64(o, 6);                     /* slot 1, place 2 */
     wire_put_u64(o, (uint64_t)INT64_C(-1)); /* skipped */
 }

@@ -164,7 +164,10 @@ NO_SYNC = Sync()
 
 
 class WriteCall(NamedTuple):
-    """Rows of one plane: byte offsets in the `scratch` region (its number) and byte strides from token to token."""
+    """Rows of one plane: byte offsets in the `scratch` region (its number) and byte strides from token to token.
+
+    `src_type` 1 bf16, 2 fp16, 3 fp32, 0 the plane's own (bf16 for fp8); `kv_scale`, of mla_fp8 alone: what a stored
+    1.0 stands for."""
 
     plane: int
     scratch: int
@@ -172,14 +175,16 @@ class WriteCall(NamedTuple):
     kv_c_stride: int
     k_pe_offset: int
     k_pe_stride: int
+    src_type: int = 0
+    kv_scale: float = 0.0
 
 
 class DecodeCall(NamedTuple):
     """Attention over one plane. Queries, output and lse lie in the `scratch` region (its number): byte offset of the
     first value, byte strides from query row to query row (`*_token`) and from head to head (`*_head`).
 
-    q_nope [T][h_q][512], q_pe [T][h_q][64] and out [T][h_q][512] in the plane's type, lse [T][h_q] f32, with
-    T = sequences x s_q, or all query tokens of an EXTEND."""
+    q_nope [T][h_q][512], q_pe [T][h_q][64] and out [T][h_q][512] in the plane's type (bf16 for fp8), lse [T][h_q] f32,
+    with T = sequences x s_q, or all query tokens of an EXTEND. `kv_scale`: as in `WriteCall`."""
 
     plane: int
     scratch: int
@@ -201,6 +206,7 @@ class DecodeCall(NamedTuple):
     after_value: int = 0
     signal_counter: int = NONE
     signal_value: int = 0
+    kv_scale: float = 0.0
 
 
 class Pending:

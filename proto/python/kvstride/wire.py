@@ -239,7 +239,8 @@ WRITE_REQ = Table(
     "ns:u32 region:u32 n_tokens:u32 n_calls:u32 after_counter:u32 signal_counter:u32 after_value:u64 signal_value:u64",
 )
 WRITE_CALL = Table(
-    "write_call", "plane:u32 scratch:u32 kv_c_offset:u64 kv_c_stride:u64 k_pe_offset:u64 k_pe_stride:u64"
+    "write_call",
+    "plane:u32 scratch:u32 kv_c_offset:u64 kv_c_stride:u64 k_pe_offset:u64 k_pe_stride:u64 src_type:u32 kv_scale:f32",
 )
 CALL_REP = Table("call_rep", "n_calls:u32 n_ok:u32")
 CALL_RESULT = Table("call_result", "status:u32 parts:u32 kernel:u32 bad:u32")
@@ -250,7 +251,8 @@ DECODE_CALL = Table(
     "decode_call",
     "plane:u32 scratch:u32 parts:u32 sm_scale:f32 after_counter:u32 signal_counter:u32 after_value:u64"
     " signal_value:u64 q_nope_offset:u64 q_nope_token:u64 q_nope_head:u64 q_pe_offset:u64 q_pe_token:u64"
-    " q_pe_head:u64 out_offset:u64 out_token:u64 out_head:u64 lse_offset:u64 lse_token:u64 lse_head:u64",
+    " q_pe_head:u64 out_offset:u64 out_token:u64 out_head:u64 lse_offset:u64 lse_token:u64 lse_head:u64"
+    " kv_scale:f32 reserved:u32",
 )
 EXTEND_REQ = Table(
     "extend_req", "ns:u32 region:u32 n_seqs:u32 table_width:u32 n_tokens:u32 h_q:u32 n_calls:u32 flags:u32"

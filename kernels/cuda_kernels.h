@@ -25,7 +25,10 @@ extern "C" {
     X(blockwise_gather)                                                                                                \
     X(kv_write)                                                                                                        \
     X(kv_decode)                                                                                                       \
-    X(mha_ragged)
+    X(mha_ragged)                                                                                                      \
+    X(block_copy)                                                                                                      \
+    X(block_sum)                                                                                                       \
+    X(merge)
 
 /* kvs_NAME_cuda_init: load the kernels of NAME.cu and allow them the shared memory that they want. */
 #define X(name) kvs_status kvs_##name##_cuda_init(kvs_err *err);

@@ -174,9 +174,10 @@ bool wire_in_done(const wire_in *i);
 #define WIRE_region_import_req(F)                                                                                      \
     F(u32, ns) F(u32, device) F(u32, n_slots) F(u32, memory) F(u32, n_maps) F(u32, n_ipc)
 /* then n_maps x plane_map: 1 = cross-layer (base and stride of the slot), else one a plane, in plane order; then, if
- * memory is CUDA_IPC, n_ipc x ipc_handle instead of descriptors.  handle_low, handle_high: CUDA's 64 bytes */
+ * memory is CUDA_IPC, n_ipc x ipc_handle instead of descriptors.  handle_low, handle_high: CUDA's 64 bytes.
+ * backend: enum kvs_backend, perhaps with KVS_BACKEND_OVERRIDE (backend.h) */
 #define WIRE_ipc_handle(F) F(b16, uuid) F(b32, handle_low) F(b32, handle_high)
-#define WIRE_plane_map(F) F(u32, fd) F(u32, reserved) F(u64, base) F(u64, stride)
+#define WIRE_plane_map(F) F(u32, fd) F(u32, backend) F(u64, base) F(u64, stride)
 #define WIRE_region_close_req(F) F(u32, region) F(u32, reserved)
 
 #define WIRE_lookup_req(F) F(u32, ns) F(u32, n_keys) /* then key[n_keys] */

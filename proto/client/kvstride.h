@@ -30,6 +30,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/backend.h"
 #include "proto/layout.h"
 #include "proto/status.h"
 
@@ -132,10 +133,12 @@ KVS_API kvs_status kvs_region_attach(kvs_client *c, kvs_ns *ns, const uint8_t to
                                      uint32_t timeout_ms, kvs_err *err);
 
 typedef struct kvs_plane_map {
-    uint32_t fd;       /* index into fds */
-    uint32_t reserved; /* 0 */
-    uint64_t base;     /* bytes from the start of the memory to slot 0; multiple of 16 */
-    uint64_t stride;   /* bytes from slot to slot; multiple of 16 below 2^40 */
+    uint32_t fd; /* index into fds */
+    uint32_t
+        backend;   /* enum kvs_backend that attends to this memory, perhaps with KVS_BACKEND_OVERRIDE; 0: your own code,
+                         which takes every stride as it is given */
+    uint64_t base; /* bytes from the start of the memory to slot 0; multiple of 16 */
+    uint64_t stride; /* bytes from slot to slot; multiple of 16 below 2^40 */
 } kvs_plane_map;
 
 /* A whole CUDA allocation: of its base address, whatever the address of the tensor in it. */
@@ -156,7 +159,8 @@ typedef struct kvs_import {
     const kvs_ipc *ipc;        /* [n_ipc] */
 } kvs_import;
 
-/* The engine's own KV memory as a region of ns: a contract over addresses, nothing is copied. */
+/* The engine's own KV memory as a region of ns: a contract over addresses, nothing is copied.  E_UNSUPPORTED: among others a
+ * cross-layer view for a backend that was not verified with one (proto/backend.h); give it one tensor a layer. */
 KVS_API kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret, uint32_t timeout_ms,
                                      kvs_err *err);
 /* Free the handle and its mapping; the daemon is told if it is there.  E_BUSY: a request still uses the region, perhaps one

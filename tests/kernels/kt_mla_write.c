@@ -4,7 +4,7 @@
 #include "kernels/kernels_cuda.h"
 #include "proto/layout.h"
 #include "tests/kernels/kt_ops.h"
-#include "tests/kernels/kt_oracle.h"
+#include "tests/kernels/kt_numbers.h"
 #include "tests/kernels/kt_pool.h"
 
 enum { LATENT = 512, ROPE = 64, TILE = 128 };
@@ -106,7 +106,7 @@ static uint8_t *make_rows(kt *k, uint32_t type, uint32_t n_values, uint64_t n, u
 
     rnd_bytes(&k->r, rows, bytes);
     for (uint64_t t = 0; t < n; t++)
-        kt_fill_values(k, rows + odd + t * pitch, type, n_values);
+        kt_values_fill(k, rows + odd + t * pitch, type, n_values);
     *ret_pitch = pitch;
     *ret_dev = (uint8_t *)kt_in(k, rows, bytes) + odd;
     return rows + odd;
@@ -352,6 +352,40 @@ static bool again_and_again(kt *k)
     return true;
 }
 
+/* Rows of zeros, of -0.0, of zeros and one value of 1e-30: the scale is finite, zeros stay zeros. */
+static bool zero_rows(kt *k)
+{
+    const kt_shape s = kt_shape_plain(KVS_FORMAT_fp8_ds_mla, 0, 16, 5);
+    problem w;
+    uint16_t *x;
+
+    make(k, &w, &s, KVS_VALUE_BF16, 66, 0, false);
+    for (uint32_t t = 0; t < 66; t++) {
+        x = (uint16_t *)(void *)(w.kv + t * w.args.kv_c_stride);
+        for (uint32_t i = 0; i < LATENT; i++)
+            x[i] = t == 65 ? 0x8000 : 0;
+        if (t == 64)
+            x[200] = 0x0DA2;
+    }
+    kt_put(k, (void *)(uintptr_t)w.args.kv_c, w.kv, 65 * w.args.kv_c_stride + LATENT * sizeof *x);
+    if (!run(k, &w))
+        return false;
+    for (uint32_t t = 0; t < 66; t++) {
+        const uint8_t *row = kt_row(&w.pool, 0, 0, (uint64_t)w.slots[t] / 16, (uint32_t)(w.slots[t] % 16));
+        float scale;
+
+        for (uint32_t tile = 0; tile < 4; tile++) {
+            memcpy(&scale, row + LATENT + tile * sizeof scale, sizeof scale);
+            if (!(scale > 0 && scale < 1e-30f))
+                return kt_fail(k, "row %u: scale %g", t, (double)scale);
+        }
+        for (uint32_t i = 0; i < LATENT; i++)
+            if (row[i] != (t == 65 ? 0x80 : t == 64 && i == 200 ? 0x7E : 0))
+                return kt_fail(k, "row %u: byte %u is %02x", t, i, row[i]);
+    }
+    return true;
+}
+
 static bool refused(kt *k)
 {
     kt_shape s = kt_shape_plain(KVS_FORMAT_mla_bf16, 0, 16, 3);
@@ -378,15 +412,16 @@ static const kt_fixed write_fixed[] = {{"every format in every layer of 1, 3 and
                                        {"no tokens", no_tokens, false},
                                        {"no blocks", no_blocks, false},
                                        {"replayed with other slots", replayed, false},
-                                       {"again and again", again_and_again, false}};
+                                       {"again and again", again_and_again, false},
+                                       {"rows of zeros and of one tiny value", zero_rows, false}};
 
 const kt_op kt_op_mla_write = {.name = "mla_write",
                                .equality = "byte-equal",
                                .fixed = write_fixed,
                                .n_fixed = sizeof write_fixed / sizeof *write_fixed,
                                .random = random_shape,
-                               .n_cpu = 200,
-                               .n_cuda = 1500,
+                               .n_cpu = 120,
+                               .n_cuda = 700,
                                .n_subset = 12};
 
 static const kt_fixed layers_fixed[] = {{"all 61 layers in every format", all_61_layers, false},
@@ -400,6 +435,6 @@ const kt_op kt_op_mla_write_layers = {.name = "mla_write_layers",
                                       .fixed = layers_fixed,
                                       .n_fixed = sizeof layers_fixed / sizeof *layers_fixed,
                                       .random = random_layers,
-                                      .n_cpu = 120,
-                                      .n_cuda = 800,
+                                      .n_cpu = 50,
+                                      .n_cuda = 400,
                                       .n_subset = 8};

@@ -22,7 +22,10 @@
     X(kv_write)                                                                                                        \
     X(kv_decode)                                                                                                       \
     X(mla_extend)                                                                                                      \
-    X(mha_ragged)
+    X(mha_ragged)                                                                                                      \
+    X(block_copy)                                                                                                      \
+    X(block_sum)                                                                                                       \
+    X(merge)
 
 #define X(name) extern const kt_op kt_op_##name;
 KT_OP_MAP(X)

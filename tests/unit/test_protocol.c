@@ -1,3 +1,4 @@
+#include "proto/backend.h"
 #include "proto/layout.h"
 #include "proto/wire.h"
 
@@ -928,6 +929,11 @@ Test(protocol, operations_statuses_and_formats_are_those_of_the_code)
     else                                                                                                               \
         expect_text(p, "\n| %d | `%s` | yours | ", id, #name);
     KVS_FORMAT_MAP(X)
+#undef X
+#define X(name, number, order)                                                                                         \
+    expect_text(p, "\n| %d | `%s` | %s first | ", number, #name,                                                       \
+                KVS_ORDER_##order == KVS_ORDER_BLOCKS_FIRST ? "blocks" : "layers");
+    KVS_BACKEND_MAP(X)
 #undef X
     free(p);
 }

@@ -227,7 +227,7 @@ install: all install-kernels
 	ln -sf $(SO) $(LIB)/libkvstride.so
 	install -m 644 $(BUILD)/libkvstride.a $(LIB)
 	install -m 644 proto/client/kvstride.h $(INC)
-	install -m 644 proto/status.h proto/layout.h $(INC)/proto
+	install -m 644 proto/status.h proto/layout.h proto/backend.h $(INC)/proto
 	install -m 644 proto/PROTOCOL.md $(DOC)
 	install -m 644 systemd/README.md $(DOC)/operating.md
 	install -m 644 systemd/examples/* config/kvstrided.schema.json $(DOC)/examples

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+enum { PAGE_ALIGN = 16 };
+
 static const struct {
     const char *name;
     uint32_t row_bytes;
@@ -20,6 +22,11 @@ const char *kvs_format_name(uint32_t format)
 uint32_t kvs_format_row_bytes(uint32_t format)
 {
     return format < N_FORMATS ? FORMATS[format].row_bytes : 0;
+}
+
+uint32_t kvs_format_page_align(uint32_t format)
+{
+    return format == KVS_FORMAT_fp8_blk584 ? 576 : format == KVS_FORMAT_fp8_blk528 ? 512 : PAGE_ALIGN;
 }
 
 kvs_status kvs_format_parse(const char *name, uint32_t *ret, kvs_err *err)

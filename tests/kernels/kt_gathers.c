@@ -45,7 +45,7 @@ static bool gather_shape(kt *k, const kt_gather_op *op, const kt_shape *s, uint3
 
 bool kt_gather_random(kt *k, const kt_gather_op *op)
 {
-    const kt_shape s = op->shape(k, k->where == KT_CPU ? 1 << 19 : 8 << 20);
+    const kt_shape s = op->shape(k, k->where == KT_CPU ? 1 << 19 : 3 << 20);
 
     return gather_shape(k, op, &s, 1 + (uint32_t)rnd_below(&k->r, 9), 1 + (uint32_t)rnd_below(&k->r, 90),
                         kt_chance(k, 2));

@@ -63,7 +63,8 @@ static void fit(kt *k, kt_shape *s)
 }
 
 /* Source rows [n][heads][dim], heads apart by a pitch of their own. */
-static kvs_strided source(kt *k, kt_write *w, uint32_t dim, uint32_t type, uint64_t *ret_host)
+static kvs_strided source(kt *k, kt_write *w, uint32_t dim, uint32_t type, const float *scale, uint32_t n_scales,
+                          uint64_t *ret_host)
 {
     const uint32_t bytes = kvs_value_bytes(type);
     const uint64_t head = up((uint64_t)dim * bytes, kt_chance(k, 2) ? 16 : bytes) + bytes * 8 * rnd_below(&k->r, 2);
@@ -71,7 +72,10 @@ static kvs_strided source(kt *k, kt_write *w, uint32_t dim, uint32_t type, uint6
 
     for (uint32_t t = 0; t < w->n; t++)
         for (uint32_t h = 0; h < now.n_heads; h++)
-            kt_values_fill(k, s.host + t * s.stride + h * head, type, dim);
+            if (kt_chance(k, 3))
+                kt_values_near(k, s.host + t * s.stride + h * head, type, dim, scale[n_scales > 1 ? h : 0]);
+            else
+                kt_values_fill(k, s.host + t * s.stride + h * head, type, dim);
     *ret_host = (uint64_t)(uintptr_t)s.host;
     return (kvs_strided){kt_source_put(k, &s), s.stride, head};
 }
@@ -82,6 +86,8 @@ static const float *scales(kt *k, uint32_t n, uint64_t *ret_host)
 
     for (uint32_t i = 0; i < n; i++)
         s[i] = (float)(0.01 + rnd_real(&k->r) * rnd_real(&k->r));
+    if (kt_chance(k, 8)) /* any scale at all: tiny, huge, none */
+        rnd_bytes(&k->r, s, n * sizeof *s);
     *ret_host = (uint64_t)(uintptr_t)s;
     return kt_in(k, s, n * sizeof *s);
 }
@@ -111,10 +117,10 @@ static void make(kt *k, kt_write *w)
                                         : (uint64_t)s->plane[s->n_planes - 1].row_bytes * s->tokens;
     a->k.dim = now.k_dim;
     a->v.dim = now.v_dim;
-    a->k.src = source(k, w, now.k_dim, type, &w->extra[0]);
-    a->v.src = source(k, w, now.v_dim, type, &w->extra[1]);
     a->k.scale = scales(k, n_scales, &w->extra[2]);
     a->v.scale = scales(k, n_scales, &w->extra[3]);
+    a->k.src = source(k, w, now.k_dim, type, (const float *)(uintptr_t)w->extra[2], n_scales, &w->extra[0]);
+    a->v.src = source(k, w, now.v_dim, type, (const float *)(uintptr_t)w->extra[3], n_scales, &w->extra[1]);
     a->slot_mapping = w->dev_slots;
     a->n_tokens = w->n;
     a->n_heads = now.n_heads;

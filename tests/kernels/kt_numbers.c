@@ -1,6 +1,7 @@
 #include "tests/kernels/kt_numbers.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/value.h"
@@ -48,26 +49,41 @@ double kt_ue8m0_value(uint8_t code)
     return code == 255 ? NAN : ldexp(1.0, (int)code - 127);
 }
 
-/* The greatest code 0..last whose value is not above x, then the nearer of it and the next one.  `next` is the value of the
- * code behind the last one, where infinity or saturation begins. */
-static uint32_t nearest(double x, uint32_t last, double (*value)(uint16_t), double next)
+/* Values of the codes 0..last of a format, and the one behind them, where infinity or saturation begins. */
+typedef struct scale_of {
+    double *value;
+    uint32_t last;
+} scale_of;
+
+static scale_of scale_make(uint32_t last, double (*value)(uint16_t), double next)
 {
-    uint32_t low = 0, high = last;
+    scale_of s = {malloc((last + 2) * sizeof *s.value), last};
+
+    if (s.value == NULL)
+        abort();
+    for (uint32_t i = 0; i <= last; i++)
+        s.value[i] = value((uint16_t)i);
+    s.value[last + 1] = next;
+    return s;
+}
+
+/* The greatest code whose value is not above x, or the next one if that is nearer, or as near and even. */
+static uint32_t nearest(double x, const scale_of *s)
+{
+    uint32_t low = 0, high = s->last;
     double below, above;
 
     while (low < high) {
         const uint32_t mid = (low + high + 1) / 2;
 
-        if (value((uint16_t)mid) <= x)
+        if (s->value[mid] <= x)
             low = mid;
         else
             high = mid - 1;
     }
-    below = value((uint16_t)low);
-    above = low == last ? next : value((uint16_t)(low + 1));
-    if (x - below > above - x || (x - below == above - x && low % 2 == 1))
-        return low + 1;
-    return low;
+    below = s->value[low];
+    above = s->value[low + 1];
+    return low + (x - below > above - x || (x - below == above - x && low % 2 == 1));
 }
 
 static double e4m3_positive(uint16_t h)
@@ -77,26 +93,35 @@ static double e4m3_positive(uint16_t h)
 
 uint8_t kt_e4m3_of(float f)
 {
+    static scale_of s;
+
+    if (s.value == NULL)
+        s = scale_make(0x7E, e4m3_positive, 480.0);
     if (isnan(f))
         return 0x7F;
-    return (uint8_t)((signbit(f) ? 0x80 : 0) |
-                     (fabs(f) >= 448.0 ? 0x7E : nearest(fabs(f), 0x7E, e4m3_positive, 480.0)));
+    return (uint8_t)((signbit(f) ? 0x80 : 0) | (fabs(f) >= 448.0 ? 0x7E : nearest(fabs(f), &s)));
 }
 
 uint16_t kt_bf16_of(float f)
 {
+    static scale_of s;
+
+    if (s.value == NULL)
+        s = scale_make(0x7F7F, kt_bf16_value, ldexp(1, 128));
     if (isnan(f))
         return 0x7FFF;
-    return (uint16_t)((signbit(f) ? 0x8000 : 0) |
-                      (isinf(f) ? 0x7F80 : nearest(fabs(f), 0x7F7F, kt_bf16_value, ldexp(1, 128))));
+    return (uint16_t)((signbit(f) ? 0x8000 : 0) | (isinf(f) ? 0x7F80 : nearest(fabs(f), &s)));
 }
 
 uint16_t kt_fp16_of(float f)
 {
+    static scale_of s;
+
+    if (s.value == NULL)
+        s = scale_make(0x7BFF, kt_fp16_value, 65536.0);
     if (isnan(f))
         return 0x7FFF;
-    return (uint16_t)((signbit(f) ? 0x8000 : 0) |
-                      (fabs(f) >= 65536.0 ? 0x7C00 : nearest(fabs(f), 0x7BFF, kt_fp16_value, 65536.0)));
+    return (uint16_t)((signbit(f) ? 0x8000 : 0) | (fabs(f) >= 65536.0 ? 0x7C00 : nearest(fabs(f), &s)));
 }
 
 uint8_t kt_quantised(double x, float scale)
@@ -158,4 +183,18 @@ void kt_values_fill(kt *k, uint8_t *row, uint32_t type, uint32_t n)
     }
     if (kind == 2)
         kt_value_set(row, type, rnd_below(&k->r, n), (float)((rnd_below(&k->r, 2) ? 448 : 224) * size));
+}
+
+void kt_values_near(kt *k, uint8_t *row, uint32_t type, uint32_t n, float scale)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const uint8_t h = (uint8_t)rnd_below(&k->r, 0x7E);
+        float x = (float)((kt_e4m3_value(h) + kt_e4m3_value((uint8_t)(h + 1))) / 2 * scale);
+        uint32_t bits;
+
+        memcpy(&bits, &x, sizeof bits);
+        bits += (uint32_t)rnd_below(&k->r, 5) - 2;
+        memcpy(&x, &bits, sizeof x);
+        kt_value_set(row, type, i, rnd_below(&k->r, 2) ? x : -x);
+    }
 }

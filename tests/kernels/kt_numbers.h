@@ -29,5 +29,8 @@ void kt_value_set(uint8_t *row, uint32_t type, uint64_t i, float f);
 
 /* Values to be quantised: rows that are tame, wild (any bits), zero, or on the edges between two e4m3.  n values of `type`. */
 void kt_values_fill(kt *k, uint8_t *row, uint32_t type, uint32_t n);
+/* Values that a scale puts on, or a few units beside, the edge between two e4m3: where a quotient must be right to the last
+ * bit. */
+void kt_values_near(kt *k, uint8_t *row, uint32_t type, uint32_t n, float scale);
 
 #endif

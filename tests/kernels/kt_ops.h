@@ -20,6 +20,9 @@
     X(indexer_write)                                                                                                   \
     X(blockwise_write)                                                                                                 \
     X(kv_write)                                                                                                        \
+    X(kv_decode)                                                                                                       \
+    X(mla_extend)                                                                                                      \
+    X(mha_ragged)                                                                                                      \
     X(block_copy)                                                                                                      \
     X(block_sum)                                                                                                       \
     X(merge)

@@ -67,7 +67,7 @@ bool kt_write_shape(kt *k, const kt_write_op *op, const kt_shape *s, uint32_t n,
 
 bool kt_write_random(kt *k, const kt_write_op *op)
 {
-    const kt_shape s = op->shape(k, k->where == KT_CPU ? 1 << 19 : 8 << 20);
+    const kt_shape s = op->shape(k, k->where == KT_CPU ? 1 << 19 : 3 << 20);
 
     return kt_write_shape(k, op, &s, (uint32_t)rnd_below(&k->r, k->where == KT_CPU ? 60 : 300), kt_chance(k, 2));
 }

@@ -306,7 +306,7 @@ static void walk_workers(const walk *w, const metrics_snapshot *s)
     put_directions(w, whole(s->load.queued), whole(s->store.queued));
     gauge(w, "kvstride_transfer_running_seconds", "Age of the copy job that is running; 0: none is.");
     put_directions(w, micros(s->load.oldest_us), micros(s->store.oldest_us));
-    counter_of(w, "kvstride_compute_jobs_total", "WRITE and DECODE jobs that have run.", whole(s->compute.jobs));
+    counter_of(w, "kvstride_compute_jobs_total", "WRITE, DECODE and EXTEND jobs that have run.", whole(s->compute.jobs));
     counter_of(w, "kvstride_compute_calls_total", "Calls in them.", whole(s->compute.calls));
     counter_of(w, "kvstride_compute_seconds_total", "Time spent on them.", micros(s->compute.busy_us));
     counter_of(w, "kvstride_compute_failed_jobs_total", "Of these jobs failed.", whole(s->compute.failed));

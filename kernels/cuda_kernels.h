@@ -11,11 +11,11 @@
 extern "C" {
 #endif
 
-/* Every .cu file of kernels/ that launches something. */
+/* Every .cu file of kernels/ that has kernels to launch. */
 #define KVS_CUDA_KERNEL_MAP(X)                                                                                         \
     X(mla_write)                                                                                                       \
-    X(mla_decode)                                                                                                      \
     X(mla_sparse)                                                                                                      \
+    X(mla_decode)                                                                                                      \
     X(cache_gather)                                                                                                    \
     X(gather_dequant)                                                                                                  \
     X(gather_upconvert)                                                                                                \
@@ -24,6 +24,8 @@ extern "C" {
     X(blockwise_write)                                                                                                 \
     X(blockwise_gather)                                                                                                \
     X(kv_write)                                                                                                        \
+    X(kv_decode)                                                                                                       \
+    X(mha_ragged)                                                                                                      \
     X(block_copy)                                                                                                      \
     X(block_sum)                                                                                                       \
     X(merge)                                                                                                           \

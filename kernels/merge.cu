@@ -58,9 +58,9 @@ __device__ inline void merge_wide(const kvs_merge_weights &w, uint32_t dim, cons
         float p[EIGHT] = {}, s[EIGHT] = {};
 
         if (w.uses_prefix)
-            read8<SRC>(prefix + c * src, true, p);
+            unpack8<SRC>(load8<SRC>(prefix + c * src, true), p);
         if (w.uses_suffix)
-            read8<SRC>(suffix + c * src, true, s);
+            unpack8<SRC>(load8<SRC>(suffix + c * src, true), s);
 #pragma unroll
         for (int i = 0; i < EIGHT; i++)
             p[i] = weighed(w, p[i], s[i]);

@@ -31,9 +31,13 @@ enum {
 /* Ids echoed in replies: equal lengths, parts and kernel id give equal bits. */
 enum kvs_kernel_id {
     KVS_KERNEL_MLA_DECODE_C = 1,
-    KVS_KERNEL_MLA_DECODE_MMA = 2 /* CUDA, mma.sync */,
+    KVS_KERNEL_MLA_DECODE_MMA = 2, /* CUDA, mma.sync */
     KVS_KERNEL_MLA_SPARSE_C = 3,
-    KVS_KERNEL_MLA_SPARSE_MMA = 4
+    KVS_KERNEL_MLA_SPARSE_MMA = 4,
+    KVS_KERNEL_MLA_EXTEND_C = 5,
+    KVS_KERNEL_MLA_EXTEND_MMA = 6,
+    KVS_KERNEL_KV_DECODE_C = 7,
+    KVS_KERNEL_KV_DECODE_MMA = 8
 };
 
 /* Write n_tokens rows through a slot mapping.

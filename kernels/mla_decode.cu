@@ -49,8 +49,7 @@ __device__ __forceinline__ void load_tile(const attend_params &p, const job &j, 
     uint32_t r = tid / LOADERS, c = tid % LOADERS;
     uint32_t dst = shared_address(stage + r * shape::ROW_BYTES + (c ^ (r & 7)) * CHUNK);
     bool wanted = l.t < j.end, ok = wanted && l.block >= 0 && (uint32_t)l.block < p.view.n_blocks;
-    const uint8_t *src =
-        (ok ? kvs_view_row(&p.view, (uint32_t)l.block, l.offset, KVS_SITE_MLA_DECODE) : p.view.base) + c * CHUNK;
+    const uint8_t *src = (ok ? kvs_view_row(&p.view, (uint32_t)l.block, l.offset, p.site) : p.view.base) + c * CHUNK;
 
     if (wanted && !ok && j.counts && l.offset == 0 && c == 0)
         atomicAdd(p.bad, 1u);
@@ -95,7 +94,7 @@ __device__ __forceinline__ void load_next(const attend_params &p, const job &j, 
     if (j.begin + i * TILE < j.end)
         load_tile<shape>(p, j, plan, tid, at.stage(s), at.valid_of(s));
     copy_commit(); /* also an empty group: the waits count groups */
-    next_load(p, j, plan, KVS_SITE_MLA_DECODE);
+    next_load(p, j, plan);
 }
 
 template <typename shape, bool FP16>
@@ -115,9 +114,9 @@ __global__ void __launch_bounds__(THREADS, shape::BLOCKS_A_PROCESSOR)
         put_nothing<FP16>(p, j);
         return;
     }
-    plan = first_load(p, j, tid, KVS_SITE_MLA_DECODE);
+    plan = first_load(p, j, tid);
     load_queries<shape>(p, j, at.stage(shape::STAGES - 1), q);
-    seen = row < j.n_rows ? min(seen_by(p, j.first + row, j.len), j.end) : 0;
+    seen = row < j.n_rows ? min(seen_by(p, j, j.first + row), j.end) : 0;
     n_tiles = (j.end - j.begin + TILE - 1) / TILE;
     for (uint32_t i = 0; i < shape::STAGES - 1; i++)
         load_next<shape>(p, j, i, i, plan, tid, at);
@@ -181,36 +180,23 @@ template <bool FP16> cudaError_t launch(const attend_params &p, uint32_t rows, u
     return cudaGetLastError();
 }
 
-cudaError_t launch_format(const attend_params &p, uint32_t rows, uint64_t blocks, cudaStream_t stream)
+bool is_16_bit(uint32_t format)
 {
-    const bool is_fp16 = p.view.format == KVS_FORMAT_mla_fp16;
-    cudaError_t e;
-
-    if (is_fp16)
-        e = launch<true>(p, rows, blocks, stream);
-    else if (p.view.format == KVS_FORMAT_mla_bf16)
-        e = launch<false>(p, rows, blocks, stream);
-    else
-        e = mla_decode_fp8_launch(p, rows, blocks, stream);
-    return e != cudaSuccess || p.parts == 1 ? e : mla_join_launch(p, is_fp16, stream);
-}
-
-bool is_16_bit(const kvs_mla_decode_args *a)
-{
-    return a->view.format == KVS_FORMAT_mla_bf16 || a->view.format == KVS_FORMAT_mla_fp16;
+    return format == KVS_FORMAT_mla_bf16 || format == KVS_FORMAT_mla_fp16;
 }
 
 uint32_t rows_a_block(const kvs_mla_decode_args *a)
 {
-    return mla_rows_a_block(a->s_q * a->h_q, is_16_bit(a) ? (int)wide_shape::BYTES : mla_decode_fp8_wide_bytes());
+    return mla_rows_a_block(a->s_q * a->h_q, mla_dense_wide_bytes(a->view.format));
 }
 
 attend_params params_of(const kvs_mla_decode_args *a, uint32_t *ret_bad)
 {
-    const kvs_site site = is_16_bit(a) ? KVS_SITE_MLA_DECODE : KVS_SITE_MLA_DECODE_FP8;
+    const kvs_site site = is_16_bit(a->view.format) ? KVS_SITE_MLA_DECODE : KVS_SITE_MLA_DECODE_FP8;
     attend_params p = {};
 
     p.view = a->view;
+    p.site = site;
     p.q_nope = a->q_nope;
     p.q_pe = a->q_pe;
     p.out = a->out;
@@ -233,6 +219,25 @@ attend_params params_of(const kvs_mla_decode_args *a, uint32_t *ret_bad)
 }
 
 } // namespace
+
+int mla_dense_wide_bytes(uint32_t format)
+{
+    return is_16_bit(format) ? (int)wide_shape::BYTES : mla_decode_fp8_wide_bytes();
+}
+
+cudaError_t mla_dense_launch(const attend_params &p, uint32_t rows, uint64_t blocks, cudaStream_t stream)
+{
+    const bool is_fp16 = p.view.format == KVS_FORMAT_mla_fp16;
+    cudaError_t e;
+
+    if (is_fp16)
+        e = launch<true>(p, rows, blocks, stream);
+    else if (p.view.format == KVS_FORMAT_mla_bf16)
+        e = launch<false>(p, rows, blocks, stream);
+    else
+        e = mla_decode_fp8_launch(p, rows, blocks, stream);
+    return e != cudaSuccess || p.parts == 1 ? e : mla_join_launch(p, is_fp16, stream);
+}
 
 extern "C" kvs_status kvs_mla_decode_cuda_init(kvs_err *err)
 {
@@ -286,7 +291,7 @@ extern "C" kvs_status kvs_mla_decode_cuda(const kvs_mla_decode_args *a, void *wo
     if (ret_bad != nullptr)
         e = cudaMemsetAsync(ret_bad, 0, sizeof *ret_bad, stream);
     if (e == cudaSuccess && blocks > 0)
-        e = launch_format(p, rows_a_block(a), blocks, stream);
+        e = mla_dense_launch(p, rows_a_block(a), blocks, stream);
     if (e != cudaSuccess)
         return kvs_cuda_fail(err, "mla_decode launch", e);
     *ret = kvs_mla_decode_result{p.parts, KVS_KERNEL_MLA_DECODE_MMA, 0};

@@ -17,10 +17,10 @@ struct table_source {
     }
     static __device__ __forceinline__ uint32_t seen_by(const attend_params &p, const job &j, uint32_t row)
     {
-        return min(::seen_by(p, row, j.len), j.end);
+        return min(::seen_by(p, j, row), j.end);
     }
     __device__ __forceinline__ table_source(const attend_params &p, const job &j, uint32_t tid)
-        : plan(first_load(p, j, tid, KVS_SITE_MLA_DECODE_FP8)), counts(j.counts && tid % LOADERS == 0)
+        : plan(first_load(p, j, tid)), counts(j.counts && tid % LOADERS == 0)
     {
     }
     __device__ __forceinline__ record_place place(const attend_params &p, const job &j) const
@@ -31,11 +31,11 @@ struct table_source {
             atomicAdd(p.bad, 1u);
         if (!ok)
             return {nullptr, nullptr};
-        return {kvs_view_row(&p.view, (uint32_t)plan.block, plan.offset, KVS_SITE_MLA_DECODE_FP8), nullptr};
+        return {kvs_view_row(&p.view, (uint32_t)plan.block, plan.offset, p.site), nullptr};
     }
     __device__ __forceinline__ void next(const attend_params &p, const job &j)
     {
-        next_load(p, j, plan, KVS_SITE_MLA_DECODE_FP8);
+        next_load(p, j, plan);
     }
 };
 

@@ -24,7 +24,7 @@ __device__ float out_factor(const attend_params &p, uint32_t head, float top, fl
 }
 
 /* One block a row: the weight of each part from its LSE, then the parts in increasing order.  A part without tokens is
- * not read: nothing was written there. */
+ * not read: nothing was written there.  A row of no sequence is left alone. */
 template <bool FP16>
 __global__ void __launch_bounds__(JOIN_THREADS) join_kernel(const __grid_constant__ attend_params p)
 {
@@ -37,6 +37,8 @@ __global__ void __launch_bounds__(JOIN_THREADS) join_kernel(const __grid_constan
     for (uint32_t i = threadIdx.x; i < p.parts; i += JOIN_THREADS)
         weights[i] = p.part_lse[at + i];
     __syncthreads();
+    if (p.q_start != nullptr && __float_as_uint(weights[0]) == MLA_NOBODY)
+        return;
     for (uint32_t i = 0; i < p.parts; i++)
         top = fmaxf(top, weights[i]);
     __syncthreads();
@@ -74,11 +76,6 @@ uint64_t resident_blocks(uint32_t rows_a_block)
         cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
         return 1;
     return (uint64_t)processors * (rows_a_block == 16 ? 2 : 1);
-}
-
-bool is_aligned(const kvs_strided &o, uint64_t n)
-{
-    return (reinterpret_cast<uintptr_t>(o.base) | o.token_stride | o.head_stride) % n == 0;
 }
 
 } // namespace
@@ -121,7 +118,7 @@ uint64_t mla_workspace(uint64_t partials)
 kvs_status mla_launch_fill(attend_params *p, uint32_t rows_a_block, void *workspace, uint64_t workspace_bytes,
                            uint64_t *ret_blocks, kvs_err *err)
 {
-    uint64_t partials, need, blocks;
+    uint64_t partials, need, blocks, row_blocks;
 
     p->rows = p->s_q * p->h_q;
     partials = mla_partials(p->n_units, p->rows, p->parts);
@@ -131,13 +128,15 @@ kvs_status mla_launch_fill(attend_params *p, uint32_t rows_a_block, void *worksp
         return kvs_fail(err, KVS_E_LIMIT,
                         "workspace: %" PRIu64 " bytes at %p, %" PRIu64 " at a multiple of 16 are needed",
                         workspace_bytes, workspace, need);
-    p->row_blocks = (p->rows + rows_a_block - 1) / rows_a_block;
+    row_blocks = p->q_start != nullptr ? (uint64_t)p->n_units * p->rows / rows_a_block + p->n_seqs
+                                       : (p->rows + rows_a_block - 1) / rows_a_block;
+    p->row_blocks = (uint32_t)row_blocks;
     p->part_out = static_cast<float *>(workspace);
     p->part_lse = p->part_out + partials * LATENT;
     p->q_aligned = is_aligned(p->q_nope, 16) && is_aligned(p->q_pe, 16);
     p->out_aligned = is_aligned(p->out, 8);
-    blocks = (uint64_t)p->n_units * p->row_blocks * p->parts;
-    if (blocks > INT32_MAX || (uint64_t)p->n_units * p->rows > INT32_MAX)
+    blocks = (p->q_start != nullptr ? 1 : (uint64_t)p->n_units) * row_blocks * p->parts;
+    if (blocks > INT32_MAX || row_blocks > INT32_MAX || (uint64_t)p->n_units * p->rows > INT32_MAX)
         return kvs_fail(err, KVS_E_LIMIT,
                         "attention: %" PRIu32 " lists of %" PRIu32 " rows and %" PRIu32
                         " parts need more than %d thread blocks",
@@ -156,6 +155,8 @@ cudaError_t mla_join_init()
 
 cudaError_t mla_join_launch(const attend_params &p, bool is_fp16, cudaStream_t stream)
 {
+    if (p.n_units == 0)
+        return cudaSuccess;
     if (is_fp16)
         join_kernel<true><<<p.n_units * p.rows, JOIN_THREADS, 0, stream>>>(p);
     else

@@ -16,6 +16,11 @@ struct attend_params {
     kvs_view view;
     kvs_strided q_nope, q_pe, out, lse;
     const int32_t *length; /* of a unit; NULL: list_width each (sparse) */
+    /* Extend: queries of sequence i are q_start[i] .. q_start[i + 1], and a unit is a query token but for `length` and
+     * `list`, which the n_seqs sequences have.  NULL: a unit has s_q queries. */
+    const int32_t *q_start;
+    uint32_t n_seqs;
+    kvs_site site;         /* of dense kernels */
     const int32_t *list;   /* [n_units] block tables, or token indices */
     uint64_t list_stride;  /* elements from one to the next */
     float *part_out;       /* [n_units * rows][parts][512]; used if parts > 1 */
@@ -28,7 +33,7 @@ struct attend_params {
     uint32_t s_q, h_q, rows; /* query positions of a unit (sparse: 1), heads; rows = s_q * h_q */
     uint32_t units_a_length; /* units that share an entry of `length` */
     uint32_t n_indices;      /* sparse: an index from here on is bad */
-    uint32_t row_blocks;     /* thread blocks that the rows of a unit take */
+    uint32_t row_blocks;     /* thread blocks that the rows of a unit take; extend: that all rows take at most */
     uint32_t parts;
     uint32_t step_pages, step_tokens; /* dense: from a tile to the next, over and modulo tokens_per_block */
     float scale_log2;                 /* of q.k */
@@ -55,6 +60,13 @@ kvs_status mla_launch_fill(attend_params *p, uint32_t rows_a_block, void *worksp
 /* Join the parts of every row into out and lse, in increasing order. */
 cudaError_t mla_join_init();
 cudaError_t mla_join_launch(const attend_params &p, bool is_fp16, cudaStream_t stream);
+
+/* LSE of a row that no sequence has (extend): bytes of 0xFF, a NaN that arithmetic does not make. */
+enum : uint32_t { MLA_NOBODY = 0xFFFFFFFFu };
+
+/* mla_decode.cu: dense attention of the view's format, and the join of its parts. */
+int mla_dense_wide_bytes(uint32_t format);
+cudaError_t mla_dense_launch(const attend_params &p, uint32_t rows_a_block, uint64_t blocks, cudaStream_t stream);
 
 /* mla_decode_fp8.cu */
 cudaError_t mla_decode_fp8_init();

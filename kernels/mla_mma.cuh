@@ -20,16 +20,18 @@
 #include <cuda_runtime.h>
 
 #include "kernels/mla_launch.cuh"
+#include "kernels/mma.cuh"
 
 namespace
 {
+
+using namespace kvs_mma;
 
 enum {
     THREADS = 256,
     TILE = 32, /* tokens of a tile */
     VALUE = 2, /* bytes */
     LATENT = KVS_MLA_LATENT,
-    CHUNK = 16,                                /* bytes; ldmatrix reads rows of one chunk */
     LOADERS = THREADS / TILE,                  /* threads a row of a tile */
     SLICES = 4,                                /* of the dimensions, for the scores */
     VALUE_TILES = LATENT / 8 / (THREADS / 32), /* n8 tiles of a warp */
@@ -55,125 +57,13 @@ template <int MT, int DIMS_> struct row_shape {
     };
 };
 
-__device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-__device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t at)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-}
-
-__device__ __forceinline__ void load_matrices_transposed(uint32_t r[4], uint32_t at)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-}
-
-template <bool FP16>
-__device__ __forceinline__ void multiply_add(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    if (FP16)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                     "{%0,%1,%2,%3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                     "{%0,%1,%2,%3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* 16 bytes, or 16 zeros if not `ok`: src is not read then. */
-__device__ __forceinline__ void copy_async(uint32_t dst, const uint8_t *src, bool ok)
-{
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(ok ? CHUNK : 0)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copy_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int N> __device__ __forceinline__ void copy_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-template <bool FP16> __device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    uint32_t u;
-
-    if (FP16)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(high), "f"(low));
-    return u;
-}
-
-/* Kept in a register: reading it anew takes longer than it looks. */
-__device__ __forceinline__ uint32_t thread_index()
-{
-    uint32_t i;
-
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
-    return i;
-}
-
-/* 2^x; below -126 it is 0, which also minus infinity gives. */
-__device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* Two or four values of an output row, which may start at any value. */
-__device__ __forceinline__ void store_pair(uint8_t *dst, uint32_t pair, uint32_t aligned)
-{
-    if (aligned) {
-        *reinterpret_cast<uint32_t *>(dst) = pair;
-        return;
-    }
-    reinterpret_cast<uint16_t *>(dst)[0] = (uint16_t)pair;
-    reinterpret_cast<uint16_t *>(dst)[1] = (uint16_t)(pair >> 16);
-}
-
-__device__ __forceinline__ uint8_t *operand_row(const kvs_strided &o, uint64_t token, uint64_t head)
-{
-    return o.base + token * o.token_stride + head * o.head_stride;
-}
-
 /* What a block works on. */
 struct job {
-    uint32_t seq, part, first, n_rows; /* rows first .. first + n_rows of the unit's */
+    uint32_t seq, part, first, n_rows; /* rows first .. first + n_rows of the unit's s_q * h_q */
+    uint32_t token, s_q;               /* query tokens token .. token + s_q are the unit's */
     uint32_t len, begin, end;          /* tokens begin .. end */
     bool counts;                       /* this block sees every token: it counts the bad ones */
 };
-
-__device__ __forceinline__ uint4 load_values(const uint8_t *src, uint32_t aligned)
-{
-    union {
-        uint4 whole;
-        uint16_t value[CHUNK / VALUE];
-    } u;
-
-    if (aligned)
-        return *reinterpret_cast<const uint4 *>(src);
-#pragma unroll
-    for (int i = 0; i < CHUNK / VALUE; i++)
-        u.value[i] = reinterpret_cast<const uint16_t *>(src)[i];
-    return u.whole;
-}
 
 /* Query rows into shared memory as a tile, then each warp's slice of dimensions into its registers. */
 template <typename shape>
@@ -187,7 +77,7 @@ __device__ __forceinline__ void load_queries(const attend_params &p, const job &
         uint4 v = make_uint4(0, 0, 0, 0);
 
         if (r < j.n_rows) {
-            uint64_t token = (uint64_t)j.seq * p.s_q + row / p.h_q, head = row % p.h_q;
+            uint64_t token = (uint64_t)j.token + row / p.h_q, head = row % p.h_q;
 
             v = c < shape::NOPE_CHUNKS
                     ? load_values(operand_row(p.q_nope, token, head) + c * CHUNK, p.q_aligned)
@@ -379,7 +269,7 @@ __device__ __forceinline__ void add_values(const uint8_t *stage, const uint8_t *
 
 __device__ __forceinline__ uint64_t partial_at(const attend_params &p, const job &j, uint32_t r)
 {
-    return ((uint64_t)j.seq * p.rows + j.first + r) * p.parts + j.part;
+    return ((uint64_t)j.token * p.h_q + j.first + r) * p.parts + j.part;
 }
 
 __device__ __forceinline__ void put_lse(const attend_params &p, const job &j, uint32_t r, float lse)
@@ -389,7 +279,7 @@ __device__ __forceinline__ void put_lse(const attend_params &p, const job &j, ui
     if (p.parts > 1)
         p.part_lse[partial_at(p, j, r)] = lse;
     else
-        *reinterpret_cast<float *>(operand_row(p.lse, (uint64_t)j.seq * p.s_q + row / p.h_q, row % p.h_q)) = lse;
+        *reinterpret_cast<float *>(operand_row(p.lse, (uint64_t)j.token + row / p.h_q, row % p.h_q)) = lse;
 }
 
 /* Dimensions d and d + 1 of row r, already divided by its sum. */
@@ -402,8 +292,8 @@ __device__ __forceinline__ void put_values(const attend_params &p, const job &j,
     if (p.parts > 1)
         *reinterpret_cast<float2 *>(p.part_out + partial_at(p, j, r) * LATENT + d) = make_float2(v0, v1);
     else
-        store_pair(operand_row(p.out, (uint64_t)j.seq * p.s_q + row / p.h_q, row % p.h_q) + d * VALUE,
-                   pack<FP16>(v0, v1), p.out_aligned);
+        store_pair(operand_row(p.out, (uint64_t)j.token + row / p.h_q, row % p.h_q) + d * VALUE, pack<FP16>(v0, v1),
+                   p.out_aligned);
 }
 
 /* A part without tokens: its LSE says so, and merging does not look at its values. */

@@ -26,6 +26,8 @@ struct list_source {
 
         j.part = rest % p.parts;
         j.seq = rest / p.parts;
+        j.token = j.seq;
+        j.s_q = 1;
         j.first = row_block * ROWS;
         j.n_rows = min((uint32_t)ROWS, p.rows - j.first);
         j.counts = row_block == p.row_blocks - 1 && p.bad != nullptr;

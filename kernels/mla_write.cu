@@ -106,56 +106,56 @@ template <int VALUE> __device__ inline void copy_rows(const source &s, uint8_t *
         });
 }
 
-struct eight {
-    float v[EIGHT];
-};
+__device__ inline uint2 quantised(float v[EIGHT], const divisor &d)
+{
+#pragma unroll
+    for (int i = 0; i < EIGHT; i++)
+        v[i] = divide(v[i], d);
+    return pack8_e4m3(v);
+}
 
 template <uint32_t TYPE> __device__ inline void quantise_rows(const source &s, uint8_t *const *row, float scale)
 {
     constexpr uint32_t bytes = EIGHT * (TYPE == KVS_VALUE_FP32 ? 4 : 2);
+    const divisor d = divisor_of(scale);
 
     for_units<UNDER_WAY, eight>(
         ROWS * UNITS,
         [&](uint32_t i) {
             const uint32_t t = i / UNITS, c = i % UNITS;
-            eight e = {};
 
             if (row[t] == nullptr)
-                return e;
-            if (c < LATENT_UNITS)
-                read8<TYPE>(s.kv_c + t * s.kv_c_stride + c * bytes, s.latent_whole, e.v);
-            else
-                read8<TYPE>(s.k_pe + t * s.k_pe_stride + (c - LATENT_UNITS) * bytes, s.rope_whole, e.v);
-            return e;
+                return eight{};
+            return c < LATENT_UNITS
+                       ? load8<TYPE>(s.kv_c + t * s.kv_c_stride + c * bytes, s.latent_whole)
+                       : load8<TYPE>(s.k_pe + t * s.k_pe_stride + (c - LATENT_UNITS) * bytes, s.rope_whole);
         },
-        [&](uint32_t i, eight &e) {
+        [&](uint32_t i, const eight &e) {
+            float v[EIGHT];
+
             if (row[i / UNITS] == nullptr)
                 return;
-#pragma unroll
-            for (int k = 0; k < EIGHT; k++)
-                e.v[k] = e.v[k] / scale;
-            *reinterpret_cast<uint2 *>(row[i / UNITS] + i % UNITS * EIGHT) = pack8_e4m3(e.v);
+            unpack8<TYPE>(e, v);
+            *reinterpret_cast<uint2 *>(row[i / UNITS] + i % UNITS * EIGHT) = quantised(v, d);
         });
 }
 
 /* Half a warp has a tile.  A warp never has two rows. */
-__device__ inline void put_tile(uint8_t *row, uint32_t c, eight &e)
+__device__ inline void put_tile(uint8_t *row, uint32_t c, const eight &e)
 {
-    float amax = 0, scale;
+    float amax = 0, scale, v[EIGHT];
 
+    unpack8<KVS_VALUE_BF16>(e, v);
 #pragma unroll
-    for (int k = 0; k < EIGHT; k++)
-        amax = kvs_amax(amax, e.v[k]);
+    for (int i = 0; i < EIGHT; i++)
+        amax = kvs_amax(amax, v[i]);
 #pragma unroll
     for (int step = TILE_LANES / 2; step > 0; step /= 2)
         amax = kvs_amax(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
     if (row == nullptr)
         return;
     scale = kvs_fp8_record_scale(amax);
-#pragma unroll
-    for (int k = 0; k < EIGHT; k++)
-        e.v[k] = e.v[k] / scale;
-    *reinterpret_cast<uint2 *>(row + c * EIGHT) = pack8_e4m3(e.v);
+    *reinterpret_cast<uint2 *>(row + c * EIGHT) = quantised(v, divisor_of(scale));
     if (c % TILE_LANES == 0)
         *reinterpret_cast<float *>(row + SCALES_AT + c / TILE_LANES * 4) = scale;
 }
@@ -170,7 +170,7 @@ __device__ inline void put_records(const source &s, uint8_t *const *row)
         const uint32_t i = threadIdx.x + u * ROWS_THREADS, t = i / LATENT_UNITS;
 
         if (row[t] != nullptr)
-            read8<KVS_VALUE_BF16>(s.kv_c + t * s.kv_c_stride + i % LATENT_UNITS * CHUNK, s.latent_whole, e[u].v);
+            e[u] = load8<KVS_VALUE_BF16>(s.kv_c + t * s.kv_c_stride + i % LATENT_UNITS * CHUNK, s.latent_whole);
     }
     if (threadIdx.x < ROWS * rope && row[threadIdx.x / rope] != nullptr) {
         const uint32_t t = threadIdx.x / rope, c = threadIdx.x % rope * CHUNK;

@@ -41,6 +41,9 @@ enum kvs_mutant {
     X(BLOCKWISE_GATHER_SCALE, "blockwise_gather", KVS_MUTANT_ROWS)                                                     \
     X(KV_WRITE_KEY, "kv_write", KVS_MUTANT_ROWS)                                                                       \
     X(KV_WRITE_VALUE, "kv_write", KVS_MUTANT_ROWS)                                                                     \
+    X(MLA_EXTEND, "mla_extend", KVS_MUTANT_ROWS)                                                                       \
+    X(KV_DECODE_KEY, "kv_decode", KVS_MUTANT_ROWS)                                                                     \
+    X(KV_DECODE_VALUE, "kv_decode", KVS_MUTANT_ADDRESS)                                                                \
     X(BLOCK_COPY_SOURCE, "block_copy", KVS_MUTANT_PAGES)                                                               \
     X(BLOCK_COPY_TARGET, "block_copy", KVS_MUTANT_ADDRESS)                                                             \
     X(BLOCK_SUM, "block_sum", KVS_MUTANT_PAGES)                                                                        \

@@ -310,7 +310,7 @@ KVS_API kvs_status kvs_slot_drop(kvs_region *r, const kvs_slot *slots, uint32_t 
 
 typedef struct kvs_call_result {
     kvs_status status;
-    uint32_t parts, kernel; /* decode: as used; equal lengths, parts and kernel give equal bits */
+    uint32_t parts, kernel; /* decode, extend: as used; equal lengths, parts and kernel give equal bits */
     uint32_t bad;           /* ids, slots and lengths that were skipped */
 } kvs_call_result;
 
@@ -346,7 +346,7 @@ typedef struct kvs_decode_call {
     kvs_region *scratch;
     float sm_scale;
     float kv_scale;           /* mla_fp8: as in kvs_write_call.  Else 0 */
-    kvs_operand q_nope, q_pe; /* in:  [T][h_q][512], [T][h_q][64], T = n_seqs * s_q */
+    kvs_operand q_nope, q_pe; /* in:  [T][h_q][512], [T][h_q][64], T = n_seqs * s_q (decode) or n_tokens (extend) */
     kvs_operand out, lse;     /* out: [T][h_q][512], fp32 [T][h_q] */
     const kvs_mark *after, *signal;
 } kvs_decode_call;
@@ -364,6 +364,22 @@ typedef struct kvs_decode_args {
     kvs_call_result *results;     /* [n_calls], out */
 } kvs_decode_args;
 KVS_API kvs_status kvs_decode(const kvs_decode_args *a, uint32_t timeout_ms, kvs_err *err);
+
+/* As kvs_decode, with as many queries for each sequence as it brings: those of a prompt behind its cached prefix, whose own
+ * rows are written first.  Query j of the s of a sequence sees its first seq_len - s + j + 1 tokens. */
+typedef struct kvs_extend_args {
+    kvs_ns *ns;
+    kvs_region *region;
+    uint32_t n_seqs, table_width, n_tokens, h_q;
+    uint32_t n_calls;
+    uint32_t flags;               /* enum kvs_decode_flags */
+    const int32_t *q_start;       /* [n_seqs + 1] query tokens q_start[i] .. q_start[i + 1] - 1 are sequence i's */
+    const int32_t *seq_len;       /* [n_seqs] tokens, those of the queries included */
+    const int32_t *block_table;   /* [n_seqs][table_width] slots */
+    const kvs_decode_call *calls; /* [n_calls], operands of n_tokens query tokens */
+    kvs_call_result *results;     /* [n_calls], out */
+} kvs_extend_args;
+KVS_API kvs_status kvs_extend(const kvs_extend_args *a, uint32_t timeout_ms, kvs_err *err);
 
 /* ---- residency: results [n] or NULL ------------------------------------------------------------------------------ */
 
@@ -456,6 +472,7 @@ KVS_API kvs_status kvs_submit_slot_drop(kvs_region *r, const kvs_slot *slots, ui
                                         kvs_status *results, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
 KVS_API kvs_status kvs_submit_write(const kvs_write_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
 KVS_API kvs_status kvs_submit_decode(const kvs_decode_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
+KVS_API kvs_status kvs_submit_extend(const kvs_extend_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
 
 /* The caller's own number for a request; 0 at first. */
 KVS_API void kvs_request_set_tag(kvs_request *r, uint64_t tag);

@@ -10,6 +10,8 @@
 #define KB_OP_MAP(X)                                                                                                   \
     X(mla_write)                                                                                                       \
     X(mla_write_layers)                                                                                                \
+    X(mla_decode)                                                                                                      \
+    X(mla_sparse)                                                                                                      \
     X(block_copy)                                                                                                      \
     X(block_sum)                                                                                                       \
     X(merge)                                                                                                           \

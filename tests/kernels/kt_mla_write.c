@@ -421,7 +421,7 @@ const kt_op kt_op_mla_write = {.name = "mla_write",
                                .n_fixed = sizeof write_fixed / sizeof *write_fixed,
                                .random = random_shape,
                                .n_cpu = 120,
-                               .n_cuda = 1500,
+                               .n_cuda = 700,
                                .n_subset = 12};
 
 static const kt_fixed layers_fixed[] = {{"all 61 layers in every format", all_61_layers, false},
@@ -436,5 +436,5 @@ const kt_op kt_op_mla_write_layers = {.name = "mla_write_layers",
                                       .n_fixed = sizeof layers_fixed / sizeof *layers_fixed,
                                       .random = random_layers,
                                       .n_cpu = 50,
-                                      .n_cuda = 800,
+                                      .n_cuda = 400,
                                       .n_subset = 8};

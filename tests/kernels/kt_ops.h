@@ -11,6 +11,7 @@
     X(mla_write)                                                                                                       \
     X(mla_write_layers)                                                                                                \
     X(mla_decode)                                                                                                      \
+    X(mla_sparse)                                                                                                      \
     X(cache_gather)                                                                                                    \
     X(gather_dequant)                                                                                                  \
     X(gather_upconvert)                                                                                                \
@@ -19,10 +20,12 @@
     X(indexer_write)                                                                                                   \
     X(blockwise_write)                                                                                                 \
     X(kv_write)                                                                                                        \
+    X(kv_decode)                                                                                                       \
+    X(mla_extend)                                                                                                      \
+    X(mha_ragged)                                                                                                      \
     X(block_copy)                                                                                                      \
     X(block_sum)                                                                                                       \
     X(merge)                                                                                                           \
-    X(mla_sparse)                                                                                                      \
     X(concat_q)                                                                                                        \
     X(index_convert)
 

@@ -254,6 +254,9 @@ DECODE_CALL = Table(
     " q_pe_head:u64 out_offset:u64 out_token:u64 out_head:u64 lse_offset:u64 lse_token:u64 lse_head:u64"
     " kv_scale:f32 reserved:u32",
 )
+EXTEND_REQ = Table(
+    "extend_req", "ns:u32 region:u32 n_seqs:u32 table_width:u32 n_tokens:u32 h_q:u32 n_calls:u32 flags:u32"
+)
 KEYS_REQ = Table("keys_req", "ns:u32 n:u32")
 RESET_REQ = Table("reset_req", "ns:u32 flags:u32")
 RESET_REP = Table("reset_rep", "dropped:u64 aborted:u64 kept:u64 leases:u64")
@@ -309,7 +312,15 @@ REQUESTS: dict[Op, Body | None] = {
             Array("block_table", "i32", lambda r: r.n_seqs * r.table_width),
         ),
     ),
-    Op.EXTEND: None,
+    Op.EXTEND: Body(
+        EXTEND_REQ,
+        (
+            Array("call", DECODE_CALL, _n("n_calls")),
+            Array("q_start", "i32", lambda r: r.n_seqs + 1),
+            Array("seq_len", "i32", _n("n_seqs")),
+            Array("block_table", "i32", lambda r: r.n_seqs * r.table_width),
+        ),
+    ),
     Op.PIN: _KEYS_BODY,
     Op.UNPIN: _KEYS_BODY,
     Op.DROP: _KEYS_BODY,
@@ -340,7 +351,7 @@ REPLIES: dict[Op, Body | None] = {
     Op.SLOT_DROP: _KEY_REP_BODY,
     Op.WRITE: _CALL_REP_BODY,
     Op.DECODE: _CALL_REP_BODY,
-    Op.EXTEND: None,
+    Op.EXTEND: _CALL_REP_BODY,
     Op.PIN: _KEY_REP_BODY,
     Op.UNPIN: _KEY_REP_BODY,
     Op.DROP: _KEY_REP_BODY,

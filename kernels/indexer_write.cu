@@ -1,5 +1,5 @@
-/* Indexer write on a GPU: 16 threads take a token, 8 values each, and several tokens one after another whose loads are under
- * way together; a token's maximum goes round among its threads. */
+/* Indexer write on a GPU: 8 threads take a token, 16 values each, and two tokens one after the other whose loads are under way
+ * together; a token's maximum goes round among its threads. */
 #include "kernels/cuda_kernels.h"
 #include "kernels/indexer.h"
 #include "kernels/rows.cuh"
@@ -9,7 +9,7 @@ namespace
 
 using namespace kvs;
 
-enum { LANES = KVS_INDEXER_DIMS / 8, AT_ONCE = ROWS_THREADS / LANES, TURNS = 4, ROWS = AT_ONCE * TURNS };
+enum { LANES = KVS_INDEXER_DIMS / 16, AT_ONCE = ROWS_THREADS / LANES, TURNS = 2, ROWS = AT_ONCE * TURNS };
 
 struct params {
     kvs_indexer_write_args a;
@@ -36,16 +36,15 @@ __device__ inline target target_of(const params &p, uint64_t t)
                 kvs_view_tail(&p.a.view, at.page, at.token, KVS_INDEXER_SCALE_BYTES, KVS_SITE_INDEXER_WRITE_SCALE))};
 }
 
-/* By the 16 threads of a token; a warp has two. */
+/* By the 8 threads of a token; a warp has four. */
 template <uint32_t TYPE>
-__device__ inline void write_token(const params &p, const eight &raw, const target &to, uint32_t lane)
+__device__ inline void write_token(const params &p, const sixteen &raw, const target &to, uint32_t lane)
 {
-    float v[8], amax = 0, scale;
-    divisor d;
+    float v[16], amax = 0, scale;
 
-    unpack8<TYPE>(raw, v);
+    unpack16<TYPE>(raw, v);
 #pragma unroll
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 16; i++)
         amax = amax_of(amax, v[i]);
 #pragma unroll
     for (int step = LANES / 2; step > 0; step /= 2)
@@ -53,11 +52,8 @@ __device__ inline void write_token(const params &p, const eight &raw, const targ
     if (to.key == nullptr)
         return;
     scale = kvs_indexer_scale(amax, p.a.scale_kind);
-    d = divisor_of(scale);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        v[i] = divide(v[i], d);
-    reinterpret_cast<uint2 *>(to.key)[lane] = pack8_e4m3(v);
+    divide<TYPE, true>(v, divisor_of(scale)); /* what is not ordinary has an infinity in it */
+    reinterpret_cast<uint4 *>(to.key)[lane] = pack16_e4m3(v);
     if (lane == 0)
         *to.scale = scale;
 }
@@ -67,13 +63,13 @@ template <uint32_t TYPE> __global__ void __launch_bounds__(ROWS_THREADS) write_k
     __shared__ target to[ROWS];
     const uint64_t first = (uint64_t)blockIdx.x * ROWS;
     const uint32_t lane = threadIdx.x % LANES, mine = threadIdx.x / LANES;
-    eight raw[TURNS];
+    sixteen raw[TURNS];
 
 #pragma unroll
     for (int i = 0; i < TURNS; i++) {
         const uint64_t t = first + mine + i * AT_ONCE;
 
-        raw[i] = t < p.a.n_tokens ? load8<TYPE>(p.a.k + t * p.a.k_stride + lane * CHUNK, p.whole) : eight{};
+        raw[i] = t < p.a.n_tokens ? load16<TYPE>(p.a.k + t * p.a.k_stride + lane * 2 * CHUNK, p.whole) : sixteen{};
     }
     if (threadIdx.x < ROWS)
         to[threadIdx.x] = target_of(p, first + threadIdx.x);

@@ -1,5 +1,5 @@
-/* Reshape and cache on a GPU: a thread block takes ROWS tokens of K or of V, 8 values of a head at a time where every address
- * is aligned to them, else one at a time. */
+/* Reshape and cache on a GPU: a thread block takes ROWS tokens of K or of V, 16 bytes of the cache at a time where every
+ * address is aligned to them, else one value at a time. */
 #include "kernels/kv_write.h"
 
 #include "kernels/cuda_kernels.h"
@@ -11,7 +11,7 @@ namespace
 
 using namespace kvs;
 
-enum { ROWS = 8, UNDER_WAY = 4 };
+enum { ROWS = 8 };
 
 struct params {
     kvs_kv_write_args a;
@@ -20,40 +20,47 @@ struct params {
     fast_divisor n_heads, per_head[2]; /* units of a head */
 };
 
-/* Where a unit of a thread block is, and its values as they came. */
+/* Where a unit of a thread block is, and its values as they came: 8 that are copied, 16 that become e4m3. */
 struct unit {
     uint32_t token, head, value;
-    eight values;
+    sixteen values;
 };
 
-template <uint32_t TYPE> __device__ inline eight read_one(const uint8_t *src)
+template <uint32_t TYPE, bool FP8, bool WIDE> __device__ inline sixteen read_unit(const uint8_t *src)
 {
-    const uint32_t bits =
-        TYPE == KVS_VALUE_FP32 ? *reinterpret_cast<const uint32_t *>(src) : *reinterpret_cast<const uint16_t *>(src);
+    uint32_t bits;
 
-    return {make_uint4(bits, 0, 0, 0), uint4{}};
+    if (WIDE && FP8)
+        return load16<TYPE>(src, true);
+    if (WIDE)
+        return {{load8<TYPE>(src, true), eight{}}};
+    bits = TYPE == KVS_VALUE_FP32 ? *reinterpret_cast<const uint32_t *>(src) : *reinterpret_cast<const uint16_t *>(src);
+    return {{{make_uint4(bits, 0, 0, 0), uint4{}}, eight{}}};
 }
 
-template <uint32_t TYPE> __device__ inline void put_e4m3(uint8_t *dst, const eight &u, bool wide, float scale)
+template <uint32_t TYPE, bool WIDE>
+__device__ inline void put_e4m3(uint8_t *dst, const sixteen &values, const divisor &d)
 {
-    const divisor d = divisor_of(scale);
-    float v[8];
+    float v[16];
 
-    unpack8<TYPE>(u, v);
-    if (!wide) {
-        *dst = (uint8_t)f32_to_e4m3x2(divide(v[0], d), 0);
-        return;
+    unpack16<TYPE>(values, v);
+    if (WIDE) {
+        divide<TYPE, false>(v, d);
+        *reinterpret_cast<uint4 *>(dst) = pack16_e4m3(v);
+    } else {
+        float one[1] = {v[0]};
+
+        divide<TYPE, false>(one, d);
+        *dst = (uint8_t)f32_to_e4m3x2(one[0], 0);
     }
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        v[i] = divide(v[i], d);
-    *reinterpret_cast<uint2 *>(dst) = pack8_e4m3(v);
 }
 
 template <uint32_t TYPE, bool FP8, bool WIDE>
 __device__ inline void move(const params &p, const kvs_kv_side &d, const fast_divisor &per_head, uint8_t *const *row)
 {
+    constexpr uint32_t VALUES = !WIDE ? 1 : FP8 ? 16 : 8, UNDER_WAY = FP8 ? 2 : 4;
     const uint32_t first = blockIdx.x * ROWS;
+    const divisor all = FP8 ? divisor_of(d.scale[0]) : divisor{};
 
     for_units<UNDER_WAY, unit>(
         ROWS * p.a.n_heads * per_head.by,
@@ -62,11 +69,11 @@ __device__ inline void move(const params &p, const kvs_kv_side &d, const fast_di
             const uint8_t *src;
 
             u.token = fast_divide(fast_divide(i, per_head, &u.value), p.n_heads, &u.head);
-            u.value *= WIDE ? 8 : 1;
+            u.value *= VALUES;
             src = d.src.base + (uint64_t)(first + u.token) * d.src.token_stride + u.head * d.src.head_stride +
                   u.value * (TYPE == KVS_VALUE_FP32 ? 4 : 2);
             if (row[u.token] != nullptr)
-                u.values = WIDE ? load8<TYPE>(src, true) : read_one<TYPE>(src);
+                u.values = read_unit<TYPE, FP8, WIDE>(src);
             return u;
         },
         [&](uint32_t, const unit &u) {
@@ -75,11 +82,11 @@ __device__ inline void move(const params &p, const kvs_kv_side &d, const fast_di
             if (row[u.token] == nullptr)
                 return;
             if (FP8)
-                put_e4m3<TYPE>(dst, u.values, WIDE, d.scale[p.a.head_scales ? u.head : 0]);
+                put_e4m3<TYPE, WIDE>(dst, u.values, p.a.head_scales ? divisor_of(d.scale[u.head]) : all);
             else if (WIDE)
-                *reinterpret_cast<uint4 *>(dst) = u.values.low;
+                *reinterpret_cast<uint4 *>(dst) = u.values.half[0].low;
             else
-                *reinterpret_cast<uint16_t *>(dst) = (uint16_t)u.values.low.x;
+                *reinterpret_cast<uint16_t *>(dst) = (uint16_t)u.values.half[0].low.x;
         });
 }
 
@@ -120,10 +127,15 @@ bool is_fp8(const kvs_kv_side &d)
     return d.view.format == KVS_FORMAT_kv_fp8;
 }
 
-bool is_wide(const kvs_kv_side &d)
+/* Values of a unit: 16 bytes of the cache, or one. */
+uint32_t values_of(const kvs_kv_side &d)
 {
-    return d.dim % 8 == 0 && d.head_stride % (is_fp8(d) ? 8 : CHUNK) == 0 &&
-           aligned(d.src.base, d.src.token_stride | d.src.head_stride, CHUNK);
+    const uint32_t values = is_fp8(d) ? 16 : 8;
+
+    return d.dim % values == 0 && d.head_stride % CHUNK == 0 &&
+                   aligned(d.src.base, d.src.token_stride | d.src.head_stride, CHUNK)
+               ? values
+               : 1;
 }
 
 using kernel = void (*)(params);
@@ -173,7 +185,7 @@ extern "C" kvs_status kvs_kv_write_cuda_init(kvs_err *err)
 extern "C" kvs_status kvs_kv_write_cuda(const kvs_kv_write_args *a, uint32_t *ret_bad, CUstream_st *stream,
                                         kvs_err *err)
 {
-    params p = {*a, ret_bad, {is_wide(a->k), is_wide(a->v)}, {}, {}};
+    params p = {*a, ret_bad, {values_of(a->k) > 1, values_of(a->v) > 1}, {}, {}};
     unsigned blocks = 0;
     kvs_status s = kvs_kv_write_check(a, err);
 
@@ -182,8 +194,8 @@ extern "C" kvs_status kvs_kv_write_cuda(const kvs_kv_write_args *a, uint32_t *re
     if (s != KVS_OK || blocks == 0)
         return s;
     p.n_heads = fast_divisor_of(a->n_heads);
-    p.per_head[0] = fast_divisor_of(a->k.dim / (p.wide[0] ? 8 : 1));
-    p.per_head[1] = fast_divisor_of(a->v.dim / (p.wide[1] ? 8 : 1));
+    p.per_head[0] = fast_divisor_of(a->k.dim / values_of(a->k));
+    p.per_head[1] = fast_divisor_of(a->v.dim / values_of(a->v));
     kernel_for(a->src_type, is_fp8(a->k), is_fp8(a->v))<<<dim3(blocks, 2), ROWS_THREADS, 0, stream>>>(p);
     return rows_end("kv_write launch", err);
 }

@@ -24,9 +24,10 @@ ALL_LD := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
 CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
-CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA $(if $(MUTANT),-DKVS_MUTATION) -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra -Werror all-warnings \
-             $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@
+CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA $(if $(MUTANT),-DKVS_MUTATION) -Xcompiler -fPIC,-Wall,-Wextra -Werror all-warnings \
+             $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_EXTRA)
 # One rounding a operation: the same bits with every compiler that follows IEEE 754.
+$(BUILD)/kernels/merge.cu.o: NVCC_EXTRA := --fmad=false
 KERNEL_C := -O3 -ffp-contract=off -fno-math-errno
 
 sources = $(wildcard $(1)/*.c)
@@ -44,17 +45,23 @@ LIB_CLIENT := $(BUILD)/libkvstride.a
 DAEMON_LIBS := -luv -lcjson -lcrypto -lxxhash -lsystemd -lmicrohttpd -lm $(CUDA_LIBS)
 CLIENT_LIBS := -lcrypto -lm
 SO := libkvstride.so.0
+# The kernels for engines that launch in their own process: without the daemon's device, and without libcrypto.
+KERNELS_SO  := libkvstride-kernels.so.0
+KERNELS_API := $(filter-out $(patsubst %,$(BUILD)/kernels/%.o,client_cuda copy cuda_driver cuda_memory cuda_queue cuda_used \
+                 device_cpu device_cuda host_memory mla_oracle),$(KERNELS)) $(BUILD)/proto/format.o $(BUILD)/proto/status.o
 
-PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO)
+PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO) $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a
 tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
 GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
-KT    := $(call objects,$(call sources,tests/kernels) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c) \
+KB    := $(call objects,$(wildcard tests/kernels/kb_*.c) tests/kernels/kernels_bench.c tests/support/random.c) \
+         $(if $(NVCC),$(BUILD)/tests/gpu/fill_cuda.cu.o)
+KT    := $(call objects,$(wildcard tests/kernels/kt*.c) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c tests/support/mla_token.c) \
          $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/kernels/*.cu tests/gpu/oracle_cuda.cu)))
 RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
 FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
-GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c))
+GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c)) $(BUILD)/kernels-bench
 BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 
 all: deps
@@ -92,7 +99,18 @@ $(BUILD)/$(SO): $(CLIENT) $(PROTO)
 	$(Q)$(CC) $(ALL_LD) -shared -Wl,-soname,$(SO) -o $@ $^ $(CLIENT_LIBS)
 	$(Q)ln -sf $(SO) $(BUILD)/libkvstride.so
 
-$(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C)
+# Of the kernels only kvs_* is to be seen from outside.
+$(BUILD)/libkvstride-kernels.a: $(KERNELS_API)
+	$(call say,AR)
+	$(Q)$(LD) -r -o $(BUILD)/kvstride-kernels.o $^ && objcopy --wildcard --keep-global-symbol='kvs_*' $(BUILD)/kvstride-kernels.o
+	$(Q)rm -f $@ && ar rcs $@ $(BUILD)/kvstride-kernels.o
+$(BUILD)/$(KERNELS_SO): $(KERNELS_API) kernels/exports.map
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -shared -Wl,-soname,$(KERNELS_SO) -Wl,--version-script=kernels/exports.map -o $@ \
+	    $(filter %.o,$^) -lm $(CUDA_LIBS)
+	$(Q)ln -sf $(KERNELS_SO) $(BUILD)/libkvstride-kernels.so
+
+$(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C) -fvisibility=default
 $(BUILD)/tests/gpu/%.o $(BUILD)/tests/kernels/%.o: ALL_C += $(CUDA_C)
 $(BUILD)/%.cu.o: %.cu
 	$(call say,NVCC)
@@ -125,7 +143,10 @@ $(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
 # Every operation of kernels/ on the cpu and on CUDA; kernels-test-mutant has addresses that can be told to go wrong.
 $(BUILD)/kernels-test: $(KT) $(BUILD)/libkernels.a $(BUILD)/libproto.a
 	$(call say,LD)
-	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcrypto -lm $(CUDA_LIBS)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lm $(CUDA_LIBS)
+$(BUILD)/kernels-bench: $(KB) $(BUILD)/libkernels.a $(BUILD)/libproto.a
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lm $(CUDA_LIBS)
 $(BUILD)/kernels-test-mutant: FORCE
 	@$(MAKE) --no-print-directory MUTANT=1 build/mutant/kernels-test
 	@cmp -s build/mutant/kernels-test $@ || cp build/mutant/kernels-test $@
@@ -145,7 +166,7 @@ run: all
 TESTS := $(if $(findstring thread,$(SAN)),$(RACE),$(UNIT) $(GPU) $(RACE) $(BUILD)/kernels-test)
 test: deps
 	@$(MAKE) --no-print-directory test-programs
-	@tests/run $(BUILD) $(TESTS) $(if $(findstring thread,$(SAN)),,tests/python/run)
+	@tests/run $(BUILD) $(TESTS) $(if $(findstring thread,$(SAN)),,tests/kernels/install tests/python/run)
 test-programs: programs $(TESTS)
 # Every place that makes an address, every way to get it wrong: some case of that operation must fail.
 mutation: deps
@@ -186,14 +207,27 @@ DROPIN := $(UNITS)/kvstrided.service.d
 UNIT_FILES := kvstrided.service kvstrided.socket kvstrided-admin.socket kvstrided-tenant@.socket
 # From 254 on systemd can keep the stored pool over a stop; an older one would complain of the setting.
 PRESERVE ?= $(shell [ "$$(systemctl --version 2>/dev/null | awk 'NR == 1 { print int($$2) }')" -ge 254 ] 2>/dev/null && echo yes)
-install: all
+# What a program needs that launches kernels itself: kvstride/kernels.h, a library, a pkg-config file.
+KERNELS_H := $(filter-out $(addprefix kernels/,client_cuda.h copy.h cuda_device.h cuda_driver.h cuda_error.h cuda_kernels.h \
+               device.h device_cuda.h host_memory.h kernels.h mla_oracle.h mla_record.h mla_tile.h mla_walk.h),$(wildcard kernels/*.h))
+install-kernels: $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a
+	install -d $(LIB)/pkgconfig $(INC)/kernels $(INC)/proto
+	install -m 755 $(BUILD)/$(KERNELS_SO) $(LIB)
+	ln -sf $(KERNELS_SO) $(LIB)/libkvstride-kernels.so
+	install -m 644 $(BUILD)/libkvstride-kernels.a $(LIB)
+	install -m 644 kernels/kernels.h $(INC)
+	install -m 644 $(KERNELS_H) $(INC)/kernels
+	install -m 644 proto/status.h proto/layout.h $(INC)/proto
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@CUDA_LIBS@|$(CUDA_LIBS)|' kernels/kvstride-kernels.pc.in \
+	    > $(LIB)/pkgconfig/kvstride-kernels.pc
+install: all install-kernels
 	install -d $(BIN) $(LIB)/pkgconfig $(INC)/proto $(ETC) $(UNITS) $(LIB)/sysusers.d $(LIB)/tmpfiles.d $(DOC)/examples
 	install -m 755 $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BIN)
 	install -m 755 $(BUILD)/$(SO) $(LIB)
 	ln -sf $(SO) $(LIB)/libkvstride.so
 	install -m 644 $(BUILD)/libkvstride.a $(LIB)
 	install -m 644 proto/client/kvstride.h $(INC)
-	install -m 644 proto/status.h proto/layout.h $(INC)/proto
+	install -m 644 proto/status.h proto/layout.h proto/backend.h $(INC)/proto
 	install -m 644 proto/PROTOCOL.md $(DOC)
 	install -m 644 systemd/README.md $(DOC)/operating.md
 	install -m 644 systemd/examples/* config/kvstrided.schema.json $(DOC)/examples
@@ -207,6 +241,7 @@ install: all
 	@echo "next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now kvstrided.socket kvstrided-admin.socket kvstrided"
 uninstall:
 	rm -f $(BIN)/kvstrided $(BIN)/kvstridectl $(LIB)/$(SO) $(LIB)/libkvstride.so $(LIB)/libkvstride.a
+	rm -f $(LIB)/$(KERNELS_SO) $(LIB)/libkvstride-kernels.so $(LIB)/libkvstride-kernels.a $(LIB)/pkgconfig/kvstride-kernels.pc
 	rm -f $(LIB)/pkgconfig/kvstride.pc $(addprefix $(UNITS)/,$(UNIT_FILES)) $(LIB)/sysusers.d/kvstrided.conf
 	rm -f $(LIB)/tmpfiles.d/kvstrided.conf $(DROPIN)/preserve.conf
 	[ ! -d $(DROPIN) ] || rmdir --ignore-fail-on-non-empty $(DROPIN)
@@ -216,4 +251,4 @@ clean:
 	rm -rf build
 
 -include $(shell find build -path build/systemd -prune -o -name '*.d' -type f -print 2>/dev/null)
-.PHONY: all programs deps demo run test test-programs mutation FORCE test-race test-systemd check fuzz bench bundle install uninstall clean
+.PHONY: all programs deps demo run test test-programs mutation FORCE test-race test-systemd check fuzz bench bundle install install-kernels uninstall clean

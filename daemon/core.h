@@ -289,6 +289,7 @@ void refused_load(peer *p, wire_in *in, kvs_status s);
 void refused_store(peer *p, wire_in *in, kvs_status s);
 void refused_write(peer *p, wire_in *in, kvs_status s);
 void refused_decode(peer *p, wire_in *in, kvs_status s);
+void refused_extend(peer *p, wire_in *in, kvs_status s);
 
 /* The texts of STATUS; op_admin.c asks, status_text.c writes. */
 struct json_writer;

@@ -1,5 +1,6 @@
-/* Block-wise write on a GPU: 64 threads take a token, 8 values each; a tile's maximum goes round among its 4 or 8 threads, and
- * the first thread of a warp writes the codes of the warp's tiles together. */
+/* Block-wise write on a GPU: 64 threads take a token, 8 values each, and several tokens one after another whose loads are under
+ * way together; a tile's maximum goes round among its 4 or 8 threads, and the first thread of a warp writes the codes of the
+ * warp's tiles together. */
 #include "kernels/blockwise.h"
 
 #include "kernels/cuda_kernels.h"
@@ -10,7 +11,7 @@ namespace
 
 using namespace kvs;
 
-enum { LANES = KVS_BLOCKWISE_VALUES / 8, ROWS = ROWS_THREADS / LANES, WARP = 32 };
+enum { LANES = KVS_BLOCKWISE_VALUES / 8, AT_ONCE = ROWS_THREADS / LANES, TURNS = 4, ROWS = AT_ONCE * TURNS, WARP = 32 };
 
 struct params {
     kvs_blockwise_write_args a;
@@ -41,32 +42,25 @@ __device__ inline uint4 pack8_bf16(const float v[8])
 }
 
 template <uint32_t FORMAT, uint32_t TYPE>
-__global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
+__device__ inline void write_token(const params &p, const eight &raw, int64_t slot, uint32_t lane)
 {
     constexpr uint32_t QUANTISED = FORMAT == KVS_FORMAT_fp8_blk584 ? 448 : 512;
     constexpr uint32_t TAIL = FORMAT == KVS_FORMAT_fp8_blk584 ? 8 : 16;
     constexpr int TILE_LANES = FORMAT == KVS_FORMAT_fp8_blk584 ? 8 : 4;
-    const uint64_t t = (uint64_t)blockIdx.x * ROWS + threadIdx.x / LANES;
-    const uint32_t lane = threadIdx.x % LANES, value = TYPE == KVS_VALUE_FP32 ? 4 : 2;
-    const bool here = t < p.a.n_tokens, quantised = lane < QUANTISED / 8;
-    const int64_t slot = here ? p.a.slot_mapping[t] : -1;
-    const uint8_t *x = p.a.x + t * p.a.x_stride + (uint64_t)lane * 8 * value;
-    float v[8] = {0}, amax = 0;
+    const bool quantised = lane < QUANTISED / 8;
+    float v[8], amax = 0;
     kvs_view_place at;
-    uint32_t code;
     uint64_t codes;
+    uint32_t code;
     uint8_t *row;
 
-    if (here)
-        read8<TYPE>(x, p.whole, v);
-    if (TYPE == KVS_VALUE_FP32) {
+    unpack8<TYPE>(raw, v);
 #pragma unroll
-        for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 8; i++) {
+        if (TYPE == KVS_VALUE_FP32)
             v[i] = kvs_bf16_to_f32(kvs_f32_to_bf16(v[i]));
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++)
         amax = kvs_amax(amax, v[i]);
+    }
 #pragma unroll
     for (int step = TILE_LANES / 2; step > 0; step /= 2)
         amax = kvs_amax(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
@@ -94,6 +88,26 @@ __global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_consta
         else
             reinterpret_cast<uint64_t *>(tail)[lane / WARP] = codes;
     }
+}
+
+template <uint32_t FORMAT, uint32_t TYPE>
+__global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
+{
+    const uint64_t first = (uint64_t)blockIdx.x * ROWS + threadIdx.x / LANES;
+    const uint32_t lane = threadIdx.x % LANES, unit = TYPE == KVS_VALUE_FP32 ? 2 * CHUNK : CHUNK;
+    eight raw[TURNS];
+    int64_t slot[TURNS];
+
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+        const uint64_t t = first + i * AT_ONCE;
+
+        slot[i] = t < p.a.n_tokens ? p.a.slot_mapping[t] : -1;
+        raw[i] = t < p.a.n_tokens ? load8<TYPE>(p.a.x + t * p.a.x_stride + lane * unit, p.whole) : eight{};
+    }
+#pragma unroll
+    for (int i = 0; i < TURNS; i++)
+        write_token<FORMAT, TYPE>(p, raw[i], slot[i], lane);
 }
 
 using kernel = void (*)(params);

@@ -48,6 +48,8 @@ kvs_status cuda_queue_mla_write(device_queue *q, const kvs_mla_write_args *a, ui
                                 kvs_err *err);
 kvs_status cuda_queue_mla_decode(device_queue *q, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,
                                  uint64_t *ret_mark, kvs_err *err);
+kvs_status cuda_queue_mla_extend(device_queue *q, const kvs_mla_extend_args *a, kvs_mla_decode_result *ret,
+                                 uint64_t *ret_mark, kvs_err *err);
 kvs_status cuda_queue_wait(device_queue *q, uint64_t mark, kvs_err *err);
 #endif
 

@@ -398,6 +398,19 @@ static kvs_status cpu_mla_decode(device_queue *dq, const kvs_mla_decode_args *a,
     return s;
 }
 
+static kvs_status cpu_mla_extend(device_queue *dq, const kvs_mla_extend_args *a, kvs_mla_decode_result *ret,
+                                 uint64_t *ret_mark, kvs_err *err)
+{
+    cpu_queue *q = (cpu_queue *)dq;
+    kvs_status s = workspace_take(q, kvs_mla_extend_workspace(a), err);
+
+    if (s == KVS_OK)
+        s = kvs_mla_extend(a, q->workspace, q->workspace_bytes, ret, err);
+    if (s == KVS_OK)
+        *ret_mark = ++q->mark;
+    return s;
+}
+
 static kvs_status cpu_wait(device_queue *dq, uint64_t mark, kvs_err *err)
 {
     const cpu_queue *q = (const cpu_queue *)dq;
@@ -432,6 +445,7 @@ static const device_ops cpu_ops = {
     .copy = cpu_copy,
     .mla_write = cpu_mla_write,
     .mla_decode = cpu_mla_decode,
+    .mla_extend = cpu_mla_extend,
     .wait = cpu_wait,
 };
 

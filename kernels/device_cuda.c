@@ -188,6 +188,7 @@ static const device_ops cuda_ops = {
     .copy = cuda_queue_copy,
     .mla_write = cuda_queue_mla_write,
     .mla_decode = cuda_queue_mla_decode,
+    .mla_extend = cuda_queue_mla_extend,
     .wait = cuda_queue_wait,
 };
 

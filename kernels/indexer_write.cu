@@ -1,4 +1,5 @@
-/* Indexer write on a GPU: 16 threads take a token, 8 values each; its maximum goes round among them. */
+/* Indexer write on a GPU: 16 threads take a token, 8 values each, and several tokens one after another whose loads are under
+ * way together; a token's maximum goes round among its threads. */
 #include "kernels/cuda_kernels.h"
 #include "kernels/indexer.h"
 #include "kernels/rows.cuh"
@@ -8,7 +9,7 @@ namespace
 
 using namespace kvs;
 
-enum { LANES = KVS_INDEXER_DIMS / 8, ROWS = ROWS_THREADS / LANES };
+enum { LANES = KVS_INDEXER_DIMS / 8, AT_ONCE = ROWS_THREADS / LANES, TURNS = 4, ROWS = AT_ONCE * TURNS };
 
 struct params {
     kvs_indexer_write_args a;
@@ -16,17 +17,15 @@ struct params {
     uint32_t whole; /* rows of k are aligned to 16 bytes */
 };
 
-template <uint32_t TYPE> __global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
+/* The 16 threads of a token, all of a warp's: amax is that of the token afterwards. */
+template <uint32_t TYPE>
+__device__ inline void write_token(const params &p, const eight &raw, int64_t slot, uint32_t lane)
 {
-    const uint64_t t = (uint64_t)blockIdx.x * ROWS + threadIdx.x / LANES;
-    const uint32_t lane = threadIdx.x % LANES;
-    const bool here = t < p.a.n_tokens;
-    const int64_t slot = here ? p.a.slot_mapping[t] : -1;
-    float v[8] = {0}, amax = 0, scale;
+    float v[8], amax = 0, scale;
     kvs_view_place at;
+    divisor d;
 
-    if (here)
-        read8<TYPE>(p.a.k + t * p.a.k_stride + lane * CHUNK, p.whole, v);
+    unpack8<TYPE>(raw, v);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         amax = kvs_amax(amax, v[i]);
@@ -36,15 +35,35 @@ template <uint32_t TYPE> __global__ void __launch_bounds__(ROWS_THREADS) write_k
     if (!slot_of(p.a.view, slot, lane == 0 ? p.bad : nullptr))
         return;
     scale = kvs_indexer_scale(amax, p.a.scale_kind);
+    d = divisor_of(scale);
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        v[i] = v[i] / scale;
+        v[i] = divide(v[i], d);
     at = kvs_view_split(&p.a.view, (uint64_t)slot, KVS_SITE_INDEXER_WRITE_KEY);
     reinterpret_cast<uint2 *>(kvs_view_row(&p.a.view, at.page, at.token, KVS_SITE_INDEXER_WRITE_KEY))[lane] =
         pack8_e4m3(v);
     if (lane == 0)
         *reinterpret_cast<float *>(
             kvs_view_tail(&p.a.view, at.page, at.token, KVS_INDEXER_SCALE_BYTES, KVS_SITE_INDEXER_WRITE_SCALE)) = scale;
+}
+
+template <uint32_t TYPE> __global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
+{
+    const uint64_t first = (uint64_t)blockIdx.x * ROWS + threadIdx.x / LANES;
+    const uint32_t lane = threadIdx.x % LANES;
+    eight raw[TURNS];
+    int64_t slot[TURNS];
+
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+        const uint64_t t = first + i * AT_ONCE;
+
+        slot[i] = t < p.a.n_tokens ? p.a.slot_mapping[t] : -1;
+        raw[i] = t < p.a.n_tokens ? load8<TYPE>(p.a.k + t * p.a.k_stride + lane * CHUNK, p.whole) : eight{};
+    }
+#pragma unroll
+    for (int i = 0; i < TURNS; i++)
+        write_token<TYPE>(p, raw[i], slot[i], lane);
 }
 
 } // namespace

@@ -19,11 +19,6 @@ struct params {
     uint32_t wide[2]; /* K, V: 8 values at a time */
 };
 
-/* The values of a unit as they came: 16 bytes of 2-byte types, 32 of fp32. */
-struct unit {
-    uint4 low, high;
-};
-
 /* Where unit `i` of a thread block is. */
 struct place {
     uint32_t token, head, value;
@@ -36,14 +31,7 @@ __device__ inline place place_of(uint32_t i, uint32_t n_heads, uint32_t per_head
     return {head / n_heads, head % n_heads, i % per_head * values};
 }
 
-template <uint32_t TYPE> __device__ inline unit read_wide(const uint8_t *src)
-{
-    const uint4 *at = reinterpret_cast<const uint4 *>(src);
-
-    return {at[0], TYPE == KVS_VALUE_FP32 ? at[1] : uint4{}};
-}
-
-template <uint32_t TYPE> __device__ inline unit read_one(const uint8_t *src)
+template <uint32_t TYPE> __device__ inline eight read_one(const uint8_t *src)
 {
     const uint32_t bits =
         TYPE == KVS_VALUE_FP32 ? *reinterpret_cast<const uint32_t *>(src) : *reinterpret_cast<const uint16_t *>(src);
@@ -51,18 +39,19 @@ template <uint32_t TYPE> __device__ inline unit read_one(const uint8_t *src)
     return {make_uint4(bits, 0, 0, 0), uint4{}};
 }
 
-template <uint32_t TYPE> __device__ inline void put_e4m3(uint8_t *dst, const unit &u, bool wide, float scale)
+template <uint32_t TYPE> __device__ inline void put_e4m3(uint8_t *dst, const eight &u, bool wide, float scale)
 {
+    const divisor d = divisor_of(scale);
     float v[8];
 
-    unpack8<TYPE>(u.low, u.high, v);
+    unpack8<TYPE>(u, v);
     if (!wide) {
-        *dst = (uint8_t)f32_to_e4m3x2(v[0] / scale, 0);
+        *dst = (uint8_t)f32_to_e4m3x2(divide(v[0], d), 0);
         return;
     }
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        v[i] = v[i] / scale;
+        v[i] = divide(v[i], d);
     *reinterpret_cast<uint2 *>(dst) = pack8_e4m3(v);
 }
 
@@ -71,7 +60,7 @@ __device__ inline void move(const kvs_kv_write_args &a, const kvs_kv_side &d, ui
 {
     const uint32_t values = WIDE ? 8 : 1, per_head = d.dim / values, first = blockIdx.x * ROWS;
 
-    for_units<UNDER_WAY, unit>(
+    for_units<UNDER_WAY, eight>(
         ROWS * a.n_heads * per_head,
         [&](uint32_t i) {
             const place at = place_of(i, a.n_heads, per_head, values);
@@ -79,10 +68,10 @@ __device__ inline void move(const kvs_kv_write_args &a, const kvs_kv_side &d, ui
                                  at.head * d.src.head_stride + at.value * (TYPE == KVS_VALUE_FP32 ? 4 : 2);
 
             if (row[at.token] == nullptr)
-                return unit{};
-            return WIDE ? read_wide<TYPE>(src) : read_one<TYPE>(src);
+                return eight{};
+            return WIDE ? load8<TYPE>(src, true) : read_one<TYPE>(src);
         },
-        [&](uint32_t i, const unit &u) {
+        [&](uint32_t i, const eight &u) {
             const place at = place_of(i, a.n_heads, per_head, values);
             uint8_t *dst = row[at.token] + at.head * d.head_stride + at.value * (FP8 ? 1 : 2);
 

@@ -146,10 +146,34 @@ __device__ inline uint32_t f32_to_f16x2(float first, float second)
     return pair;
 }
 
-/* Eight values as fp32: of a 2-byte type they are in `low`, of fp32 in both. */
-template <uint32_t TYPE> __device__ inline void unpack8(uint4 low, uint4 high, float ret[8])
+/* Eight values as they came: 16 bytes of a 2-byte type, 32 of fp32. */
+struct eight {
+    uint4 low, high;
+};
+
+/* Eight values from `row` on: loads of 16 bytes if `whole`, else value by value. */
+template <uint32_t TYPE> __device__ inline eight load8(const uint8_t *row, bool whole)
 {
-    const uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    uint32_t w[8] = {0};
+
+    if (whole) {
+        const uint4 *at = reinterpret_cast<const uint4 *>(row);
+
+        return {at[0], TYPE == KVS_VALUE_FP32 ? at[1] : uint4{}};
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (TYPE == KVS_VALUE_FP32)
+            w[i] = reinterpret_cast<const uint32_t *>(row)[i];
+        else
+            w[i / 2] |= (uint32_t) reinterpret_cast<const uint16_t *>(row)[i] << 16 * (i % 2);
+    }
+    return {make_uint4(w[0], w[1], w[2], w[3]), make_uint4(w[4], w[5], w[6], w[7])};
+}
+
+template <uint32_t TYPE> __device__ inline void unpack8(const eight &e, float ret[8])
+{
+    const uint32_t w[8] = {e.low.x, e.low.y, e.low.z, e.low.w, e.high.x, e.high.y, e.high.z, e.high.w};
 
     if constexpr (TYPE == KVS_VALUE_FP32) {
 #pragma unroll
@@ -170,25 +194,32 @@ template <uint32_t TYPE> __device__ inline void unpack8(uint4 low, uint4 high, f
     }
 }
 
-/* Eight values of a row, from `row` on, as fp32: loads of 16 bytes if `whole`, else value by value. */
-template <uint32_t TYPE> __device__ inline void read8(const uint8_t *row, bool whole, float ret[8])
+/* Division by one number many times, for e4m3 only.  With a reciprocal that is rounded correctly the first correction makes
+ * the quotient faithful and the second one right (Markstein), as long as no remainder is subnormal: scales from 2^-60 to 2^60
+ * keep them from it.  Quotients that are 0 in e4m3 keep their sign uncorrected; from 1024 up, infinite ones and NaN, whose
+ * remainders would be none, are 448 or NaN as they are. */
+struct divisor {
+    float scale, reciprocal;
+    bool ordinary;
+};
+
+__device__ inline divisor divisor_of(float scale)
 {
-    uint32_t w[8] = {0};
+    const float size = fabsf(scale);
 
-    if (whole) {
-        const uint4 *at = reinterpret_cast<const uint4 *>(row);
+    return {scale, 1.0f / scale, size >= 0x1p-60f && size <= 0x1p60f};
+}
 
-        unpack8<TYPE>(at[0], TYPE == KVS_VALUE_FP32 ? at[1] : uint4{}, ret);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (TYPE == KVS_VALUE_FP32)
-            w[i] = reinterpret_cast<const uint32_t *>(row)[i];
-        else
-            w[i / 2] |= (uint32_t) reinterpret_cast<const uint16_t *>(row)[i] << 16 * (i % 2);
-    }
-    unpack8<TYPE>(make_uint4(w[0], w[1], w[2], w[3]), make_uint4(w[4], w[5], w[6], w[7]), ret);
+__device__ inline float divide(float x, const divisor &d)
+{
+    const float guess = x * d.reciprocal, size = fabsf(guess);
+    float q = guess;
+
+    if (!d.ordinary)
+        return x / d.scale;
+    q = __fmaf_rn(__fmaf_rn(-q, d.scale, x), d.reciprocal, q);
+    q = __fmaf_rn(__fmaf_rn(-q, d.scale, x), d.reciprocal, q);
+    return size > 0x1p-12f && size < 1024.0f ? q : guess;
 }
 
 /* Eight e4m3 in 8 bytes. */

@@ -239,7 +239,8 @@ size_t region_import_body(const kvs_region *r, uint32_t ns, uint32_t device, uin
 
     wire_put_region_import_req(&o, &q);
     for (uint32_t i = 0; i < r->n_maps; i++) {
-        wire_plane_map m = {.fd = r->maps[i].fd, .base = r->maps[i].base, .stride = r->maps[i].stride};
+        wire_plane_map m = {
+            .fd = r->maps[i].fd, .backend = r->maps[i].backend, .base = r->maps[i].base, .stride = r->maps[i].stride};
 
         wire_put_plane_map(&o, &m);
     }

@@ -74,7 +74,7 @@ static void bench_write(const uint8_t *rows, uint8_t *pool)
     static int64_t slots[N];
     double plain[ROUNDS], kernel[ROUNDS];
     kvs_view v = {pool + 30 * (uint64_t)PAGE, BLOCK, PAGE, BLOCKS, TOKENS, 1152, KVS_FORMAT_mla_bf16};
-    kvs_mla_write_args a = {v, rows, rows + 1024, 1152, 1152, slots, N};
+    kvs_mla_write_args a = {v, rows, rows + 1024, 1152, 1152, slots, N, 0, NULL};
     rnd r = {1};
 
     for (int i = 0; i < N; i++)
@@ -138,6 +138,7 @@ static void bench_tiles(void)
     if (g == NULL || n > 8)
         die("memory");
     memset(g, 0, sizeof *g);
+    g->format = KVS_FORMAT_mla_bf16;
     g->n_rows = MLA_GROUP;
     g->n_tokens = MLA_TILE;
     for (uint32_t i = 0; i < MLA_GROUP; i++)

@@ -294,6 +294,9 @@ static bool every_head_count_and_query_count(device *d)
     for (size_t h = 0; h < sizeof heads / sizeof heads[0]; h++)
         for (uint32_t s_q = 1; s_q <= 8; s_q++) {
             mla_shape s = {.seed = seed++,
+                           .format = h % 3 == 0   ? KVS_FORMAT_mla_bf16
+                                     : h % 3 == 1 ? KVS_FORMAT_mla_fp8
+                                                  : KVS_FORMAT_fp8_ds_mla,
                            .n_layers = 3,
                            .layer = 1,
                            .tokens_per_block = 64,
@@ -321,6 +324,9 @@ static uint32_t pick(rnd *r, const uint32_t *from, size_t n)
     return from[rnd_below(r, n)];
 }
 
+static const uint32_t formats[] = {KVS_FORMAT_mla_bf16, KVS_FORMAT_mla_bf16, KVS_FORMAT_mla_bf16,
+                                   KVS_FORMAT_mla_fp16, KVS_FORMAT_mla_fp8,  KVS_FORMAT_fp8_ds_mla};
+
 static mla_shape random_shape(rnd *r)
 {
     static const uint32_t heads[] = {1, 2, 3, 8, 16, 16, 17, 32, 64, 100, 128, 128};
@@ -329,7 +335,7 @@ static mla_shape random_shape(rnd *r)
     mla_shape s = {.seed = rnd_u64(r) % 1000000};
     uint64_t longest = rnd_below(r, 10) == 0 ? 3000 : 400;
 
-    s.format = rnd_below(r, 6) == 0 ? KVS_FORMAT_mla_fp16 : KVS_FORMAT_mla_bf16;
+    s.format = pick(r, formats, sizeof formats / sizeof *formats);
     if (s.format == KVS_FORMAT_mla_fp16)
         longest = 150; /* slow to make */
     s.n_layers = pick(r, layers, 4);
@@ -376,9 +382,10 @@ static bool random_shapes_are_judged_by_fp64(device *d)
     return true;
 }
 
-static bool the_two_oracles_agree(device *d)
+static bool the_two_oracles_agree_on(uint32_t format)
 {
     mla_shape s = {.seed = 77,
+                   .format = format,
                    .n_layers = 2,
                    .layer = 1,
                    .n_seqs = 4,
@@ -391,7 +398,6 @@ static bool the_two_oracles_agree(device *d)
     gpu_case g;
     bool good = mla_case_init(&c, &s) && gpu_case_init(&g, &c) && oracle_cuda_decode(&g.args, 100, out[0], lse[0]);
 
-    (void)d;
     if (!good)
         return GPU_FAIL("setting up");
     (void)oracle_mla_decode(&c.args, out[1], lse[1]);
@@ -405,6 +411,15 @@ static bool the_two_oracles_agree(device *d)
     return good;
 }
 
+static bool the_two_oracles_agree(device *d)
+{
+    (void)d;
+    for (size_t i = 2; i < sizeof formats / sizeof *formats; i++)
+        if (!the_two_oracles_agree_on(formats[i]))
+            return GPU_FAIL("format %u", formats[i]);
+    return true;
+}
+
 static bool bad_ids_and_lengths_are_skipped_and_counted(device *d)
 {
     rnd r = rnd_open("bad ids", 31);
@@ -413,6 +428,7 @@ static bool bad_ids_and_lengths_are_skipped_and_counted(device *d)
     (void)d;
     for (int round = 0; round < (gpu_subset() ? 3 : 40); round++) {
         mla_shape s = {.seed = (uint64_t)round,
+                       .format = formats[round % 6],
                        .n_layers = 3,
                        .layer = (uint32_t)round % 3,
                        .tokens_per_block = round % 2 ? 16 : 5,
@@ -494,6 +510,7 @@ static bool long_sequences(device *d)
     (void)d;
     for (int k = 0; k < 4; k++) {
         mla_shape s = {.seed = 40,
+                       .format = k % 2 ? KVS_FORMAT_fp8_ds_mla : KVS_FORMAT_mla_bf16,
                        .n_layers = 1,
                        .tokens_per_block = 64,
                        .n_seqs = 2,
@@ -703,7 +720,7 @@ static bool wrong_arguments_are_refused_before_a_launch(device *d)
     if (kvs_mla_decode_cuda(&g.args, g.workspace, g.workspace_bytes - 4, NULL, &ret, NULL, &err) != KVS_E_LIMIT)
         good = GPU_FAIL("a small workspace was taken");
     a = g.args;
-    a.view.format = KVS_FORMAT_fp8_ds_mla;
+    a.view.format = KVS_FORMAT_indexer_fp8;
     if (kvs_mla_decode_cuda(&a, g.workspace, g.workspace_bytes, NULL, &ret, NULL, &err) != KVS_E_UNSUPPORTED)
         good = GPU_FAIL("another format was taken");
     a = g.args;

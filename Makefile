@@ -208,8 +208,7 @@ UNIT_FILES := kvstrided.service kvstrided.socket kvstrided-admin.socket kvstride
 # From 254 on systemd can keep the stored pool over a stop; an older one would complain of the setting.
 PRESERVE ?= $(shell [ "$$(systemctl --version 2>/dev/null | awk 'NR == 1 { print int($$2) }')" -ge 254 ] 2>/dev/null && echo yes)
 # What a program needs that launches kernels itself: kvstride/kernels.h, a library, a pkg-config file.
-KERNELS_H := $(filter-out $(addprefix kernels/,client_cuda.h copy.h cuda_device.h cuda_driver.h cuda_error.h cuda_kernels.h \
-               device.h device_cuda.h host_memory.h kernels.h mla_oracle.h mla_tile.h),$(wildcard kernels/*.h))
+KERNELS_H = $(filter kernels/%,$(filter-out kernels/kernels.h,$(shell $(CC) -I. -MM kernels/kernels.h)))
 install-kernels: $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a
 	install -d $(LIB)/pkgconfig $(INC)/kernels $(INC)/proto
 	install -m 755 $(BUILD)/$(KERNELS_SO) $(LIB)

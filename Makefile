@@ -1,5 +1,5 @@
 # kvstride: make | make demo | make test | make mutation | make check | make fuzz | make bench | make bundle | make install
-# SAN=address,undefined or SAN=thread gives an instrumented build of its own; CUDA_ARCHS="80 90a" chooses GPU code.
+# SAN=address,undefined or SAN=thread gives an instrumented build of its own; CUDA_ARCHS="80 90a 100 ptx80" chooses GPU code.
 VERSION := 0.1.0
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -25,7 +25,8 @@ CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
 CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
 CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA $(if $(MUTANT),-DKVS_MUTATION) -Xcompiler -fPIC,-Wall,-Wextra -Werror all-warnings \
-             $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_EXTRA)
+             $(foreach a,$(filter-out ptx%,$(CUDA_ARCHS)),-gencode arch=compute_$(a),code=sm_$(a)) \
+             $(foreach a,$(patsubst ptx%,%,$(filter ptx%,$(CUDA_ARCHS))),-gencode arch=compute_$(a),code=compute_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_EXTRA)
 # One rounding a operation: the same bits with every compiler that follows IEEE 754.
 $(BUILD)/kernels/merge.cu.o: NVCC_EXTRA := --fmad=false
 KERNEL_C := -O3 -ffp-contract=off -fno-math-errno

@@ -41,73 +41,86 @@ __device__ inline uint4 pack8_bf16(const float v[8])
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
+/* Where a token goes; NULL: nowhere. */
+struct target {
+    uint8_t *row, *tail;
+};
+
+template <uint32_t TAIL> __device__ inline target target_of(const params &p, uint64_t t)
+{
+    const int64_t slot = t < p.a.n_tokens ? p.a.slot_mapping[t] : -1;
+    kvs_view_place at;
+
+    if (!slot_of(p.a.view, slot, p.bad))
+        return {nullptr, nullptr};
+    at = kvs_view_split(&p.a.view, (uint64_t)slot, KVS_SITE_BLOCKWISE_WRITE_DATA);
+    return {kvs_view_row(&p.a.view, at.page, at.token, KVS_SITE_BLOCKWISE_WRITE_DATA),
+            kvs_view_tail(&p.a.view, at.page, at.token, TAIL, KVS_SITE_BLOCKWISE_WRITE_SCALE)};
+}
+
+/* By the 64 threads of a token, two warps. */
 template <uint32_t FORMAT, uint32_t TYPE>
-__device__ inline void write_token(const params &p, const eight &raw, int64_t slot, uint32_t lane)
+__device__ inline void write_token(const eight &raw, const target &to, uint32_t lane)
 {
     constexpr uint32_t QUANTISED = FORMAT == KVS_FORMAT_fp8_blk584 ? 448 : 512;
-    constexpr uint32_t TAIL = FORMAT == KVS_FORMAT_fp8_blk584 ? 8 : 16;
     constexpr int TILE_LANES = FORMAT == KVS_FORMAT_fp8_blk584 ? 8 : 4;
     const bool quantised = lane < QUANTISED / 8;
     float v[8], amax = 0;
-    kvs_view_place at;
     uint64_t codes;
     uint32_t code;
-    uint8_t *row;
 
     unpack8<TYPE>(raw, v);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         if (TYPE == KVS_VALUE_FP32)
             v[i] = kvs_bf16_to_f32(kvs_f32_to_bf16(v[i]));
-        amax = kvs_amax(amax, v[i]);
+        amax = amax_of(amax, v[i]);
     }
 #pragma unroll
     for (int step = TILE_LANES / 2; step > 0; step /= 2)
-        amax = kvs_amax(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
+        amax = amax_of(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
     code = quantised ? kvs_blockwise_code(amax) : 0;
     codes = warp_codes<TILE_LANES>(code);
-    if (!slot_of(p.a.view, slot, lane == 0 ? p.bad : nullptr))
+    if (to.row == nullptr)
         return;
-    at = kvs_view_split(&p.a.view, (uint64_t)slot, KVS_SITE_BLOCKWISE_WRITE_DATA);
-    row = kvs_view_row(&p.a.view, at.page, at.token, KVS_SITE_BLOCKWISE_WRITE_DATA);
     if (quantised) {
         const float factor = kvs_ue8m0_reciprocal((uint8_t)code);
 
 #pragma unroll
         for (int i = 0; i < 8; i++)
             v[i] = v[i] * factor;
-        reinterpret_cast<uint2 *>(row)[lane] = pack8_e4m3(v);
+        reinterpret_cast<uint2 *>(to.row)[lane] = pack8_e4m3(v);
     } else {
-        reinterpret_cast<uint4 *>(row + QUANTISED)[lane - QUANTISED / 8] = pack8_bf16(v);
+        reinterpret_cast<uint4 *>(to.row + QUANTISED)[lane - QUANTISED / 8] = pack8_bf16(v);
     }
-    if (lane % WARP == 0) {
-        uint8_t *tail = kvs_view_tail(&p.a.view, at.page, at.token, TAIL, KVS_SITE_BLOCKWISE_WRITE_SCALE);
-
-        if (FORMAT == KVS_FORMAT_fp8_blk584)
-            reinterpret_cast<uint32_t *>(tail)[lane / WARP] = (uint32_t)codes;
-        else
-            reinterpret_cast<uint64_t *>(tail)[lane / WARP] = codes;
-    }
+    if (lane % WARP == 0 && FORMAT == KVS_FORMAT_fp8_blk584)
+        reinterpret_cast<uint32_t *>(to.tail)[lane / WARP] = (uint32_t)codes;
+    else if (lane % WARP == 0)
+        reinterpret_cast<uint64_t *>(to.tail)[lane / WARP] = codes;
 }
 
 template <uint32_t FORMAT, uint32_t TYPE>
 __global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
 {
-    const uint64_t first = (uint64_t)blockIdx.x * ROWS + threadIdx.x / LANES;
-    const uint32_t lane = threadIdx.x % LANES, unit = TYPE == KVS_VALUE_FP32 ? 2 * CHUNK : CHUNK;
+    constexpr uint32_t TAIL = FORMAT == KVS_FORMAT_fp8_blk584 ? 8 : 16;
+    __shared__ target to[ROWS];
+    const uint64_t first = (uint64_t)blockIdx.x * ROWS;
+    const uint32_t lane = threadIdx.x % LANES, mine = threadIdx.x / LANES,
+                   unit = TYPE == KVS_VALUE_FP32 ? 2 * CHUNK : CHUNK;
     eight raw[TURNS];
-    int64_t slot[TURNS];
 
 #pragma unroll
     for (int i = 0; i < TURNS; i++) {
-        const uint64_t t = first + i * AT_ONCE;
+        const uint64_t t = first + mine + i * AT_ONCE;
 
-        slot[i] = t < p.a.n_tokens ? p.a.slot_mapping[t] : -1;
         raw[i] = t < p.a.n_tokens ? load8<TYPE>(p.a.x + t * p.a.x_stride + lane * unit, p.whole) : eight{};
     }
+    if (threadIdx.x < ROWS)
+        to[threadIdx.x] = target_of<TAIL>(p, first + threadIdx.x);
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < TURNS; i++)
-        write_token<FORMAT, TYPE>(p, raw[i], slot[i], lane);
+        write_token<FORMAT, TYPE>(raw[i], to[mine + i * AT_ONCE], lane);
 }
 
 using kernel = void (*)(params);

@@ -69,6 +69,33 @@ __device__ inline bool slot_of(const kvs_view &v, int64_t slot, uint32_t *bad)
     return false;
 }
 
+/* The greater of `greatest` and |x|; a NaN x is passed over, as by kvs_amax. */
+__device__ inline float amax_of(float greatest, float x)
+{
+    return fmaxf(greatest, fabsf(x));
+}
+
+/* Division of numbers below 2^23 by one of 1..2^16 that is known at the launch: n * ceil(2^40 / by) is above the true product
+ * by less than 2^40 / by, so that the quotient is right. */
+struct fast_divisor {
+    uint64_t times;
+    uint32_t by;
+};
+
+inline fast_divisor fast_divisor_of(uint32_t by)
+{
+    return {((UINT64_C(1) << 40) + by - 1) / by, by};
+}
+
+/* n / d.by; the rest goes to *ret_rest. */
+__device__ inline uint32_t fast_divide(uint32_t n, const fast_divisor &d, uint32_t *ret_rest)
+{
+    const uint32_t q = (uint32_t)(n * d.times >> 40);
+
+    *ret_rest = n - q * d.by;
+    return q;
+}
+
 /* Row of a gather list: false if it stays as it is; a bad one is counted. */
 __device__ inline bool gather_row(const kvs_gather_list &list, const kvs_view &v, uint32_t row, kvs_site site,
                                   uint32_t *bad, kvs_view_place *ret)
@@ -192,6 +219,11 @@ template <uint32_t TYPE> __device__ inline void unpack8(const eight &e, float re
                 : "=f"(ret[2 * i]), "=f"(ret[2 * i + 1])
                 : "r"(w[i]));
     }
+}
+
+template <uint32_t TYPE> __device__ inline void read8(const uint8_t *row, bool whole, float ret[8])
+{
+    unpack8<TYPE>(load8<TYPE>(row, whole), ret);
 }
 
 /* Division by one number many times, for e4m3 only.  With a reciprocal that is rounded correctly the first correction makes

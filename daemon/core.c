@@ -8,6 +8,7 @@
 
 #include "daemon/beat.h"
 #include "daemon/log.h"
+#include "kernels/host_node.h"
 
 /* ---- deadlines: a binary heap, the earliest first; due_at is the place in it plus one ---- */
 
@@ -88,7 +89,11 @@ static void grow_run(pinner_task *t)
 {
     core *c = (core *)(void *)((uint8_t *)t - offsetof(core, grow));
 
-    c->grow_err.status = c->dev->ops->host_register(c->dev, c->growing.address, c->growing.bytes, &c->grow_err);
+    c->grow_err.status = kvs_host_node_place(c->growing.address, c->growing.bytes, c->numa_node, &c->grow_err);
+    if (c->config->pool_numa_node < 0) /* nobody asked for it: a container that forbids it is no fault */
+        c->grow_err.status = KVS_OK;
+    if (c->grow_err.status == KVS_OK)
+        c->grow_err.status = c->dev->ops->host_register(c->dev, c->growing.address, c->growing.bytes, &c->grow_err);
 }
 
 static void grow_next(core *c);
@@ -358,6 +363,26 @@ void core_configured(core *c)
     grow_next(c);
 }
 
+static int32_t node_of_pool(const config *cfg, const device *dev)
+{
+    device_about about = {.numa_node = KVS_NODE_ANY};
+
+    if (cfg->pool_numa_node >= 0)
+        return (int32_t)cfg->pool_numa_node;
+    if (dev->ops->about)
+        dev->ops->about(dev, &about);
+    return about.numa_node;
+}
+
+/* One that was asked for must be there; the device's own is only advice. */
+static kvs_status check_node(const config *cfg, kvs_err *err)
+{
+    kvs_err why = {0};
+    kvs_status s = kvs_host_node_check((int32_t)cfg->pool_numa_node, &why);
+
+    return s == KVS_OK ? s : kvs_fail(err, s, "pool.numa_node: %s", why.msg);
+}
+
 kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sink, uint64_t now_us, kvs_err *err)
 {
     return core_create_on(ret, cfg, dev, sink, NULL, now_us, err);
@@ -375,10 +400,13 @@ kvs_status core_create_on(core **ret, const config *cfg, device *dev, work_sink 
     c->dev = dev;
     c->sink = sink;
     c->now_us = c->start_us = now_us;
+    c->numa_node = node_of_pool(cfg, dev);
     c->lease_due_us = UINT64_MAX;
     c->next_region = 1;
     c->next_conn_id = 1;
-    s = make_random(c->boot_id, sizeof(c->boot_id), err);
+    s = check_node(cfg, err);
+    if (s == KVS_OK)
+        s = make_random(c->boot_id, sizeof(c->boot_id), err);
     if (s == KVS_OK)
         s = make_random(&c->seed, sizeof(c->seed), err);
     if (s == KVS_OK)

@@ -523,9 +523,26 @@ static void log_device(const device *d)
     char text[2 * sizeof about.name];
 
     d->ops->about(d, &about);
-    log_event(LOG_LEVEL_INFO, "device", " kind=%s name=%s bytes=%llu idle_bytes=%llu", d->ops->name,
+    log_event(LOG_LEVEL_INFO, "device", " kind=%s name=%s bytes=%llu idle_bytes=%llu numa_node=%d", d->ops->name,
               log_quote(text, sizeof text, about.name, strlen(about.name)), (unsigned long long)about.total_bytes,
-              (unsigned long long)about.idle_bytes);
+              (unsigned long long)about.idle_bytes, (int)about.numa_node);
+}
+
+/* Some drivers count what they pin against this limit, and then say only that it failed. */
+static void check_lock_limit(const config *c)
+{
+    struct rlimit lim;
+
+    if (getrlimit(RLIMIT_MEMLOCK, &lim) != 0)
+        return;
+    if (lim.rlim_cur < lim.rlim_max) {
+        lim.rlim_cur = lim.rlim_max;
+        (void)setrlimit(RLIMIT_MEMLOCK, &lim);
+    }
+    if (lim.rlim_cur != RLIM_INFINITY && lim.rlim_cur < (rlim_t)c->pool_max_bytes)
+        log_event(LOG_LEVEL_WARN, "lock_limit",
+                  " bytes=%llu pool_max_bytes=%lld hint=\"LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited\"",
+                  (unsigned long long)lim.rlim_cur, (long long)c->pool_max_bytes);
 }
 
 static kvs_status open_device(const config *c, device **ret, kvs_err *err)
@@ -537,10 +554,11 @@ static kvs_status open_device(const config *c, device **ret, kvs_err *err)
     if (strcmp(c->device_kind, "cpu") == 0)
         return device_cpu_open(ret, err);
     s = device_cuda_open(ret, 0, &why);
-    if (s == KVS_OK)
+    if (s == KVS_OK) {
         log_device(*ret);
-    if (s == KVS_OK)
+        check_lock_limit(c);
         return s;
+    }
     if (strcmp(c->device_kind, "cuda") == 0) /* a machine may have its driver at a later start */
         return kvs_fail(err, KVS_E_SYS, "device.kind: cuda: %s", why.msg);
     log_event(LOG_LEVEL_INFO, "device", " kind=cpu reason=%s", log_quote(text, sizeof text, why.msg, strlen(why.msg)));

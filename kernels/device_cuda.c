@@ -36,15 +36,18 @@ kvs_status device_cuda_get_info(device *d, device_cuda_info *ret, kvs_err *err)
 
 #else
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "kernels/cuda_device.h"
 #include "kernels/cuda_error.h"
+#include "kernels/cuda_nodes.h"
 #include "kernels/kernels_cuda.h"
 #include "proto/wire.h"
 
@@ -128,6 +131,19 @@ static kvs_status touch_all(cuda_device *d, uint8_t *p, uint64_t bytes, kvs_err 
     return s;
 }
 
+/* Drivers that count what they pin against the limit of locked memory only say that it failed. */
+static kvs_status with_lock_limit(kvs_status s, kvs_err *err)
+{
+    char said[KVS_ERR_MSG_BYTES];
+    struct rlimit lim;
+
+    if (err == NULL || getrlimit(RLIMIT_MEMLOCK, &lim) != 0 || lim.rlim_cur == RLIM_INFINITY)
+        return s;
+    (void)snprintf(said, sizeof said, "%s", err->msg);
+    return kvs_fail(err, s, "%.150s; %llu bytes may be locked: try LimitMEMLOCK=infinity (ulimit -l)", said,
+                    (unsigned long long)lim.rlim_cur);
+}
+
 static kvs_status cuda_host_register(device *base, void *p, uint64_t bytes, kvs_err *err)
 {
     cuda_device *d = (cuda_device *)base;
@@ -141,7 +157,7 @@ static kvs_status cuda_host_register(device *base, void *p, uint64_t bytes, kvs_
     if (s != KVS_OK)
         return s;
     e = cudaHostRegister(p, bytes, cudaHostRegisterPortable);
-    return e == cudaSuccess ? KVS_OK : cuda_failed_bytes(d, err, "cudaHostRegister", bytes, e);
+    return e == cudaSuccess ? KVS_OK : with_lock_limit(cuda_failed_bytes(d, err, "cudaHostRegister", bytes, e), err);
 }
 
 static void cuda_host_unregister(device *base, void *p, uint64_t bytes)
@@ -191,6 +207,17 @@ static const device_ops cuda_ops = {
     .wait = cuda_queue_wait,
 };
 
+/* The driver's word for it, and the obstacle behind it where one can be seen: it is rarely the same. */
+static kvs_status explained(kvs_status s, kvs_err *err)
+{
+    char why[KVS_ERR_MSG_BYTES], said[KVS_ERR_MSG_BYTES];
+
+    if (s == KVS_OK || err == NULL || kvs_cuda_nodes_explain("", why, sizeof why)[0] == '\0')
+        return s;
+    (void)snprintf(said, sizeof said, "%s", err->msg);
+    return kvs_fail(err, s, "%.150s; %s", why, said);
+}
+
 kvs_status device_cuda_count(uint32_t *ret, kvs_err *err)
 {
     int n = 0, version = 0;
@@ -201,9 +228,9 @@ kvs_status device_cuda_count(uint32_t *ret, kvs_err *err)
         return kvs_fail(err, KVS_E_UNSUPPORTED, "cuda device: this machine has no CUDA driver");
     }
     if (e != cudaSuccess)
-        return kvs_cuda_fail(err, "cuda device: cudaGetDeviceCount", e);
+        return explained(kvs_cuda_fail(err, "cuda device: cudaGetDeviceCount", e), err);
     if (n < 1)
-        return kvs_fail(err, KVS_E_UNSUPPORTED, "cuda device: the driver shows 0 GPUs");
+        return explained(kvs_fail(err, KVS_E_UNSUPPORTED, "cuda device: the driver shows 0 GPUs"), err);
     *ret = (uint32_t)n;
     return KVS_OK;
 }
@@ -273,6 +300,29 @@ static kvs_status find_granularity(cuda_device *d, kvs_err *err)
     return KVS_OK;
 }
 
+/* Where the card is plugged in; -1: one node, or the system does not tell. */
+static int32_t node_of(int ordinal)
+{
+    char pci[32], path[96];
+    int node = -1;
+    FILE *f;
+
+    if (cudaDeviceGetPCIBusId(pci, sizeof pci, ordinal) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return -1;
+    }
+    for (char *p = pci; *p != '\0'; p++)
+        *p = (char)tolower((unsigned char)*p);
+    (void)snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", pci);
+    f = fopen(path, "re");
+    if (f == NULL)
+        return -1;
+    if (fscanf(f, "%d", &node) != 1)
+        node = -1;
+    (void)fclose(f);
+    return node;
+}
+
 kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
 {
     cuda_device *d = NULL;
@@ -308,12 +358,13 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
         s = kvs_kernels_init(err);
     if (s != KVS_OK) {
         cuda_close(&d->base);
-        return s;
+        return explained(s, err);
     }
     after = cuda_used_bytes((int)ordinal);
     (void)snprintf(d->about.name, sizeof d->about.name, "%.63s", prop.name);
     memcpy(d->about.uuid, d->uuid, sizeof d->about.uuid);
     d->about.total_bytes = prop.totalGlobalMem;
+    d->about.numa_node = node_of((int)ordinal);
     d->about.idle_bytes = before != 0 && after > before ? after - before : 0;
     *ret = &d->base;
     return KVS_OK;
@@ -322,7 +373,7 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
 kvs_status device_cuda_get_info(device *base, device_cuda_info *ret, kvs_err *err)
 {
     cuda_device *d = (cuda_device *)base;
-    device_cuda_info info = {.ordinal = (uint32_t)d->ordinal, .granularity = d->granularity, .numa_node = -1};
+    device_cuda_info info = {.ordinal = (uint32_t)d->ordinal, .granularity = d->granularity};
     struct cudaDeviceProp prop;
     size_t available = 0, total = 0;
     int driver = 0;
@@ -345,10 +396,7 @@ kvs_status device_cuda_get_info(device *base, device_cuda_info *ret, kvs_err *er
     info.driver_version = (uint32_t)driver;
     info.total_bytes = total;
     info.free_bytes = available;
-    if (cudaDeviceGetAttribute(&info.numa_node, cudaDevAttrHostNumaId, d->ordinal) != cudaSuccess) {
-        (void)cudaGetLastError();
-        info.numa_node = -1;
-    }
+    info.numa_node = d->about.numa_node;
     *ret = info;
     return KVS_OK;
 }

@@ -49,7 +49,8 @@ PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO)
 tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
-GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
+GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(BUILD)/tests/gpu/gpu_engine.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
+POISON := $(if $(NVCC),$(BUILD)/tests/fault/poison.so)
 RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
 FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c))
@@ -120,6 +121,12 @@ $(BUILD)/tests/gpu/%: $(BUILD)/tests/gpu/%.o $(GPU_SUPPORT) $(TEST_LIBS)
 $(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+# What the GPU tests preload into the daemon.
+$(BUILD)/tests/gpu/test_gpu_service: | $(POISON)
+$(BUILD)/tests/fault/%.so: tests/fault/%.cu
+	$(call say,NVCC)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) -std=c++17 -O2 -shared -Xcompiler -fPIC,-Wall,-Wextra $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -o $@ $<
 .PRECIOUS: $(BUILD)/%.o
 .SECONDARY:
 
@@ -159,7 +166,7 @@ bench: all
 # Programs, tests and benches with every shared library they need: runs on any x86-64 Linux with glibc >= 2.36.
 bundle: all
 	@$(MAKE) --no-print-directory $(TESTS) $(BENCH) $(GPU_BENCH)
-	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(BENCH) $(GPU_BENCH)
+	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(POISON) $(BENCH) $(GPU_BENCH)
 
 BIN := $(DESTDIR)$(PREFIX)/bin
 LIB := $(DESTDIR)$(PREFIX)/lib

@@ -117,12 +117,17 @@ const char *kvs_cuda_nodes_explain(const char *root, char *ret, size_t cap)
     char path[PATH_MAX];
 
     ret[0] = '\0';
+    path_of(&s, "/proc/devices", path);
+    if (access(path, F_OK) != 0) {
+        (void)snprintf(ret, cap, "/proc/devices is hidden; is ProcSubset=pid set?");
+        return ret;
+    }
     path_of(&s, DRIVER, path);
-    if (access(path, F_OK) != 0 && major_of(&s, "nvidia-uvm") < 0 && major_of(&s, "nvidia") < 0)
-        return ret; /* no driver is loaded */
-    if (access(path, F_OK) != 0)
+    if (access(path, F_OK) == 0) {
+        if (node_is_good(&s, "/dev/nvidiactl", -1) && node_is_good(&s, "/dev/nvidia-uvm", major_of(&s, "nvidia-uvm")))
+            (void)cards_are_good(&s);
+    } else if (major_of(&s, "nvidia-uvm") >= 0 || major_of(&s, "nvidia") >= 0) {
         (void)snprintf(ret, cap, DRIVER " is hidden; is ProcSubset= or ProtectProc= set?");
-    else if (node_is_good(&s, "/dev/nvidiactl", -1) && node_is_good(&s, "/dev/nvidia-uvm", major_of(&s, "nvidia-uvm")))
-        (void)cards_are_good(&s);
+    }
     return ret;
 }

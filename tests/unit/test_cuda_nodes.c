@@ -83,7 +83,13 @@ Test(cuda_nodes, finds_nothing_where_all_is_there)
 
 Test(cuda_nodes, finds_nothing_without_a_driver)
 {
-    cr_assert_str_eq(kvs_cuda_nodes_explain("/nonexistent", text, sizeof text), "");
+    char path[128], to[160];
+
+    (void)snprintf(path, sizeof path, "%s/proc/driver", root);
+    (void)snprintf(to, sizeof to, "%s/elsewhere", root);
+    cr_assert_eq(rename(path, to), 0);
+    file("/proc/devices", "Character devices:\n  1 mem\n");
+    cr_assert_str_eq(kvs_cuda_nodes_explain(root, text, sizeof text), "");
 }
 
 Test(cuda_nodes, names_the_node_that_private_devices_hides)
@@ -118,6 +124,12 @@ Test(cuda_nodes, sees_another_device_in_its_place)
 {
     file("/proc/devices", "Character devices:\n195 nvidia\n509 nvidia-uvm\n\nBlock devices:\n");
     says("/dev/nvidia-uvm is another device", "509");
+}
+
+Test(cuda_nodes, sees_a_proc_of_processes_alone)
+{
+    gone("/proc/devices");
+    says("/proc/devices is hidden", "ProcSubset=pid");
 }
 
 Test(cuda_nodes, sees_a_hidden_driver_folder)

@@ -111,6 +111,24 @@ static bool cards_are_good(const search *s)
     return good;
 }
 
+/* The driver names its threads there while it starts, and gives up if it may not. */
+static bool proc_is_writable(const search *s)
+{
+    static const char NAME[] = "/proc/self/comm";
+    char path[PATH_MAX];
+    int fd, e;
+
+    path_of(s, NAME, path);
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        (void)close(fd);
+        return true;
+    }
+    e = errno;
+    (void)snprintf(s->ret, s->cap, "%s cannot be written (%s); is /proc read-only?", NAME, strerror(e));
+    return false;
+}
+
 const char *kvs_cuda_nodes_explain(const char *root, char *ret, size_t cap)
 {
     search s = {root, ret, cap};
@@ -124,7 +142,8 @@ const char *kvs_cuda_nodes_explain(const char *root, char *ret, size_t cap)
     }
     path_of(&s, DRIVER, path);
     if (access(path, F_OK) == 0) {
-        if (node_is_good(&s, "/dev/nvidiactl", -1) && node_is_good(&s, "/dev/nvidia-uvm", major_of(&s, "nvidia-uvm")))
+        if (proc_is_writable(&s) && node_is_good(&s, "/dev/nvidiactl", -1) &&
+            node_is_good(&s, "/dev/nvidia-uvm", major_of(&s, "nvidia-uvm")))
             (void)cards_are_good(&s);
     } else if (major_of(&s, "nvidia-uvm") >= 0 || major_of(&s, "nvidia") >= 0) {
         (void)snprintf(ret, cap, DRIVER " is hidden; is ProcSubset= or ProtectProc= set?");

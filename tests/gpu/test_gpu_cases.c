@@ -1093,7 +1093,7 @@ static int client_freer(const char *socket)
 
 static bool case_freed(device *d)
 {
-    enum { N = 60 };
+    enum { N = 60, BESIDE = 4 };
     kvs_region *region;
     kvs_slot slots[N];
     uint8_t *base, *want, *got;
@@ -1117,11 +1117,11 @@ static bool case_freed(device *d)
         return GPU_FAIL("store: %s", err.msg);
     pid = spawn_client("freer");
     do {
-        if (!set_device(base, 0, bytes))
+        if (!set_device(base, 0, BESIDE * e.slot_bytes))
             return false;
-        if (engine_load(&e, region, 950000, slots, N, &err) != KVS_OK)
+        if (engine_load(&e, region, 950000, slots, BESIDE, &err) != KVS_OK)
             return GPU_FAIL("beside it: %s", err.msg);
-        if (!from_device(got, base, bytes) || memcmp(got, want, bytes) != 0)
+        if (!from_device(got, base, BESIDE * e.slot_bytes) || memcmp(got, want, BESIDE * e.slot_bytes) != 0)
             return GPU_FAIL("beside it other bytes were loaded");
         rounds++;
     } while (waitpid(pid, &status, WNOHANG) == 0);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/capability.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -124,6 +125,32 @@ static bool load_blocks(filler *x, uint64_t id)
     return true;
 }
 
+static bool has_grown(kvs_client *c, bool *ret)
+{
+    kvs_report_args a = KVS_REPORT_SUMMARY;
+    char *text = NULL;
+    size_t len;
+
+    if (kvs_report_alloc(c, &a, &text, &len, 0, NULL) != KVS_OK)
+        return GPU_FAIL("no status");
+    *ret = strstr(text, "\"growing\":false") != NULL;
+    kvs_free(text);
+    return true;
+}
+
+static bool wait_grown(kvs_client *c)
+{
+    double end = gpu_seconds() + 120;
+    bool grown = false;
+
+    while (!grown && gpu_seconds() < end) {
+        if (!has_grown(c, &grown))
+            return false;
+        nap_ms(5);
+    }
+    return grown || GPU_FAIL("the pool does not get its full size");
+}
+
 /* ---- the GPU is lost ---- */
 
 static bool poison_path(char path[4096])
@@ -185,7 +212,7 @@ static bool lose_the_gpu(device *d)
     (void)d;
     begin_service("{\"device\": {\"kind\": \"cuda\"}, \"pool\": {\"max_bytes\": \"3GiB\"}}");
     (void)snprintf(trigger, sizeof trigger, "%s/poison", served.dir);
-    good = start_poisonable(trigger) && filler_open(&x);
+    good = start_poisonable(trigger) && filler_open(&x) && wait_grown(x.e.client);
     for (uint64_t b = 0; b < BATCHES && good; b++)
         good = store_blocks(&x, b * N);
     good = good && poison(trigger, &x, &code);
@@ -208,33 +235,6 @@ static bool lose_the_gpu(device *d)
 }
 
 /* ---- a warm restart ---- */
-
-/* The size of what is usable; true once that is all. */
-static bool has_grown(kvs_client *c, bool *ret)
-{
-    kvs_report_args a = KVS_REPORT_SUMMARY;
-    char *text = NULL;
-    size_t len;
-
-    if (kvs_report_alloc(c, &a, &text, &len, 0, NULL) != KVS_OK)
-        return GPU_FAIL("no status");
-    *ret = strstr(text, "\"growing\":false") != NULL;
-    kvs_free(text);
-    return true;
-}
-
-static bool wait_grown(kvs_client *c)
-{
-    double end = gpu_seconds() + 120;
-    bool grown = false;
-
-    while (!grown && gpu_seconds() < end) {
-        if (!has_grown(c, &grown))
-            return false;
-        nap_ms(5);
-    }
-    return grown || GPU_FAIL("the pool does not get its full size");
-}
 
 static bool restart_warm(device *d)
 {
@@ -302,12 +302,13 @@ static bool bind_node(const char *dev, const char *name)
     return fd >= 0 && mount(from, to, NULL, MS_BIND, NULL) == 0;
 }
 
-/* A /dev of these nodes and no others. */
+/* A /dev of these nodes and no others.  For root the driver's library would make them again. */
 static bool dev_of(const char *const *names)
 {
     char dev[] = "/tmp/kvs-dev-XXXXXX";
 
-    if (mkdtemp(dev) == NULL || mount("none", dev, "tmpfs", 0, "mode=755") != 0)
+    if (prctl(PR_CAPBSET_DROP, CAP_MKNOD, 0, 0, 0) != 0 || mkdtemp(dev) == NULL ||
+        mount("none", dev, "tmpfs", 0, "mode=755") != 0)
         return false;
     for (; *names != NULL; names++)
         if (!bind_node(dev, *names))
@@ -384,7 +385,7 @@ static const hardening HARDENINGS[] = {
     {"158: something else is in its place", "/dev/nvidia-uvm is another device", replace_uvm, true},
     {"158: control and uvm nodes, no card", "cannot be opened", hide_cards, true},
     {"159: no memory that is written and executed", "MemoryDenyWriteExecute", forbid_new_code, false},
-    {"160: /proc is read-only", NULL, read_only_proc, false},
+    {"160: /proc is read-only", "/proc/self/comm cannot be written", read_only_proc, false},
     {"160: /proc has processes only", "is hidden", proc_of_processes, false},
     {"160: /proc/driver is empty", "is hidden", hide_driver_folder, false},
 };

@@ -45,6 +45,8 @@ static void setup(void)
     cr_assert_not_null(mkdtemp(root));
     folder("/dev");
     folder("/proc");
+    folder("/proc/self");
+    file("/proc/self/comm", "");
     folder("/proc/driver");
     folder("/proc/driver/nvidia");
     folder("/proc/driver/nvidia/gpus");
@@ -124,6 +126,13 @@ Test(cuda_nodes, sees_another_device_in_its_place)
 {
     file("/proc/devices", "Character devices:\n195 nvidia\n509 nvidia-uvm\n\nBlock devices:\n");
     says("/dev/nvidia-uvm is another device", "509");
+}
+
+Test(cuda_nodes, sees_a_proc_that_may_not_be_written)
+{
+    gone("/proc/self/comm");
+    folder("/proc/self/comm");
+    says("/proc/self/comm cannot be written (Is a directory)", "read-only");
 }
 
 Test(cuda_nodes, sees_a_proc_of_processes_alone)

@@ -13,6 +13,7 @@
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
+#include "proto/ctl/clock.h"
 #include "proto/ctl/pattern.h"
 
 daemon_fixture engine_daemon;
@@ -226,6 +227,53 @@ pid_t spawn_client(const char *kind)
         _exit(127);
     }
     return pid;
+}
+
+/* ---- health ---- */
+
+static void *ask(void *arg)
+{
+    asker *a = arg;
+
+    while (!atomic_load(&a->stop) && a->status == KVS_OK && a->n < MAX_ASKED) {
+        kvs_health_info h;
+        uint64_t at = clock_ns();
+
+        a->status = kvs_health(a->client, &h, CALL_MS, NULL);
+        a->us[a->n++] = (double)(clock_ns() - at) / 1e3;
+        nap_ms(a->pause_ms);
+    }
+    return NULL;
+}
+
+bool asker_start(asker *a, long pause_ms)
+{
+    kvs_options o = KVS_OPTIONS_INIT;
+    kvs_err err = {.msg = ""};
+
+    o.path = engine_daemon.socket;
+    a->n = 0;
+    a->status = KVS_OK;
+    a->pause_ms = pause_ms;
+    atomic_store(&a->stop, false);
+    if (!engine_start_daemon() || kvs_connect(&a->client, &o, &err) != KVS_OK)
+        return GPU_FAIL("%s", err.msg);
+    return pthread_create(&a->thread, NULL, ask, a) == 0 || GPU_FAIL("no thread");
+}
+
+bool asker_end(asker *a, const char *while_what, double p99_ms, double most_ms)
+{
+    double p99, most;
+
+    atomic_store(&a->stop, true);
+    (void)pthread_join(a->thread, NULL);
+    kvs_close(a->client);
+    if (a->status != KVS_OK || a->n == 0)
+        return GPU_FAIL("health: %s after %u calls", kvs_status_name(a->status), a->n);
+    p99 = clock_percentile(a->us, a->n, 99) / 1e3;
+    most = clock_percentile(a->us, a->n, 100) / 1e3;
+    (void)printf("      %s: health of %u calls: p99 %.2f ms, most %.2f ms\n", while_what, a->n, p99, most);
+    return (p99 <= p99_ms && most <= most_ms) || GPU_FAIL("more than %.0f and %.0f ms", p99_ms, most_ms);
 }
 
 /* ---- streams and counters ---- */

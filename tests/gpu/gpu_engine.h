@@ -7,6 +7,8 @@
  * Knows libkvstride, CUDA and the daemon fixture.  Does not know what a test is about.  Single thread, but for store and
  * load with room of their own.  The daemon is the program's until engine_end_daemon. */
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <sys/types.h>
 
 #include "kernels/device_cuda.h"
@@ -73,6 +75,24 @@ bool own_ipc_handle(void *p, kvs_ipc *ret);        /* the same without a device 
 
 /* This program once more, as "-client KIND SOCKET". */
 pid_t spawn_client(const char *kind);
+
+/* ---- somebody who asks for the daemon's health all the time ---- */
+
+enum { MAX_ASKED = 100000 };
+
+typedef struct asker {
+    kvs_client *client;
+    pthread_t thread;
+    _Atomic bool stop;
+    long pause_ms;
+    double us[MAX_ASKED];
+    uint32_t n;
+    kvs_status status;
+} asker;
+
+bool asker_start(asker *a, long pause_ms);
+/* Ends it.  False: a call failed, or the p99 or the slowest of all is above its limit. */
+bool asker_end(asker *a, const char *while_what, double p99_ms, double most_ms);
 
 /* ---- streams and counters ---- */
 

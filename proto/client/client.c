@@ -101,6 +101,7 @@ static kvs_status keeper_start(kvs_client *c, kvs_err *err)
 static void locks_init(kvs_client *c)
 {
     (void)pthread_mutex_init(&c->mu, NULL);
+    (void)pthread_mutex_init(&c->words_mu, NULL);
     (void)pthread_condattr_init(&c->condattr);
     (void)pthread_condattr_setclock(&c->condattr, CLOCK_MONOTONIC);
 }
@@ -188,7 +189,11 @@ void kvs_close(kvs_client *c)
         (void)pthread_mutex_unlock(&c->mu);
         if (c->has_keeper)
             (void)pthread_join(c->keeper, NULL);
+        streams_close(c, true);
+        (void)pthread_mutex_destroy(&c->words_mu);
         (void)pthread_mutex_destroy(&c->mu);
+    } else {
+        streams_close(c, false);
     }
     free_all(c);
 }

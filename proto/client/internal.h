@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "kernels/client_cuda.h"
+#include "kernels/client_stream.h"
 #include "proto/client/kvstride.h"
 #include "proto/frame.h"
 #include "proto/wire.h"
@@ -91,6 +92,7 @@ typedef struct flight {
     uint64_t id, cost;
     uint32_t next_free, region_id;
     uint64_t target; /* CANCEL: whom */
+    uint32_t entry;  /* of the daemon's half, that a stream waits for: not to be used again before the line is free */
     uint16_t op;
     bool used, control, chosen;
     bool cancelled; /* a CANCEL of it is on its way: a late E_DEADLINE is not the end yet */
@@ -107,6 +109,8 @@ typedef struct call {
     int64_t deadline;
     const int *fds;
     uint32_t n_fds, region_id;
+    uint32_t entry; /* a stream waits for it already; WIRE_NONE32: none */
+    uint64_t entry_value;
     bool control, chosen, nobody; /* nobody: sent for its effect, its reply is an orphan from the start */
     uint8_t small[CLIENT_SMALL_FRAME];
 } call;
@@ -144,7 +148,9 @@ typedef struct waiter {
 } waiter;
 
 typedef struct counter_page {
-    uint8_t *base; /* WIRE_COUNTER_PAGE_BYTES, mapped */
+    struct counter_page *next; /* of those that were put aside */
+    uint8_t *base;             /* WIRE_COUNTER_PAGE_BYTES, mapped */
+    client_words *words;       /* as streams see it; NULL: none has asked.  Such a page is kept to the end */
     uint64_t generation;
     uint32_t n;
 } counter_page;
@@ -230,6 +236,11 @@ struct kvs_client {
     chore *chores;
     counter_page pages[CLIENT_PAGES];
     uint32_t n_pages; /* ever; the current one is pages[(n_pages - 1) % CLIENT_PAGES] */
+    counter_page *aside;
+    bool pages_stuck; /* a stream may still wait on one: they are never unmapped */
+    kvs_stream *streams;
+    bool entry_used[WIRE_COUNTERS]; /* of the daemon's half: a stream waits for it */
+    pthread_mutex_t words_mu;       /* held while a page is made known to a GPU; mu is taken inside */
 
     uint32_t watch_mask;
     kvs_event *events; /* [CLIENT_EVENTS] ring */
@@ -278,6 +289,17 @@ void counters_publish(kvs_client *c, const counter_page *p); /* mu held */
 void counters_abort(kvs_client *c);                          /* mu held */
 void counters_unmap(counter_page *p);
 void counters_fini(kvs_client *c);
+counter_page *counters_page_of(kvs_client *c, uint64_t generation); /* mu held; 0: the current one; NULL: gone */
+/* The daemon will not raise the entry: say why and raise it here.  mu held. */
+void counters_release(kvs_client *c, uint64_t generation, uint32_t entry, uint64_t value, kvs_status why);
+
+/* stream.c */
+/* A request on a stream, between call_begin and its submit: it begins when the stream has got here.  join: the stream goes
+ * on when it has ended, by ret_signal; call_drop lets it go on if the request is never sent. */
+kvs_status stream_enter(call *k, kvs_stream *s, bool join, kvs_mark *ret_after, kvs_mark *ret_signal, kvs_err *err);
+/* Without mark and stream: wait for the GPU, if the region is on one. */
+kvs_status stream_settle(const kvs_region *r, const kvs_mark *after, const kvs_stream *s, kvs_err *err);
+void streams_close(kvs_client *c, bool drain);
 
 /* checks a descriptor of the daemon: a memfd of at least `bytes` that cannot shrink */
 kvs_status memfd_check(int fd, uint64_t bytes, kvs_err *err);

@@ -19,6 +19,13 @@ void client_packer_close(client_packer *p)
     (void)p;
 }
 
+void client_packer_slots(client_packer *p, void *staging, uint64_t slot_stride)
+{
+    (void)p;
+    (void)staging;
+    (void)slot_stride;
+}
+
 void *client_packer_stream(const client_packer *p)
 {
     (void)p;
@@ -125,6 +132,13 @@ static kvs_status check_plane(const client_packer *p, uint32_t i, const client_p
 
 /* ---- life ---- */
 
+static CUresult launch(client_packer *p)
+{
+    void *args[] = {&p->params};
+
+    return client_driver.cuLaunchKernel(p->kernel, p->ctas, 1, 1, CLIENT_PACK_THREADS, 1, 1, 0, p->stream, args, NULL);
+}
+
 static kvs_status open_inside(client_packer *p, const client_pack_options *o, kvs_err *err)
 {
     uint64_t bytes = o->n_planes * sizeof *o->planes;
@@ -154,6 +168,13 @@ static kvs_status open_inside(client_packer *p, const client_pack_options *o, kv
     if (e == CUDA_SUCCESS) {
         call = "cuMemcpyAsync";
         e = client_driver.cuMemcpyAsync(p->planes, (CUdeviceptr)(uintptr_t)o->planes, bytes, p->stream);
+    }
+    /* A kernel is loaded at its first launch, which would wait for every stream: not later, when one may wait for us. */
+    p->params =
+        (client_pack_params){.planes = (const client_pack_plane *)(uintptr_t)p->planes, .n_planes = o->n_planes};
+    if (e == CUDA_SUCCESS) {
+        call = "cuLaunchKernel";
+        e = launch(p);
     }
     if (e == CUDA_SUCCESS)
         e = client_driver.cuStreamSynchronize(p->stream);
@@ -188,10 +209,6 @@ kvs_status client_packer_open(client_packer **ret, const client_pack_options *o,
         client_packer_close(p);
         return s;
     }
-    p->params = (client_pack_params){.planes = (const client_pack_plane *)(uintptr_t)p->planes,
-                                     .staging = (uint64_t)(uintptr_t)o->staging,
-                                     .slot_stride = o->slot_stride,
-                                     .n_planes = o->n_planes};
     *ret = p;
     return KVS_OK;
 }
@@ -217,6 +234,12 @@ void client_packer_close(client_packer *p)
     free(p);
 }
 
+void client_packer_slots(client_packer *p, void *staging, uint64_t slot_stride)
+{
+    p->params.staging = (uint64_t)(uintptr_t)staging;
+    p->params.slot_stride = slot_stride;
+}
+
 /* ---- work ---- */
 
 void *client_packer_stream(const client_packer *p)
@@ -238,7 +261,6 @@ kvs_status client_packer_after(client_packer *p, const client_mark *m, kvs_err *
 
 kvs_status client_packer_launch(client_packer *p, bool gather, const client_pack_pair *pairs, uint32_t n, kvs_err *err)
 {
-    void *args[] = {&p->params};
     kvs_status s;
     CUresult e;
 
@@ -251,7 +273,7 @@ kvs_status client_packer_launch(client_packer *p, bool gather, const client_pack
     p->params.gather = gather;
     p->params.n_pairs = n;
     memcpy(p->params.pairs, pairs, n * sizeof *pairs);
-    e = client_driver.cuLaunchKernel(p->kernel, p->ctas, 1, 1, CLIENT_PACK_THREADS, 1, 1, 0, p->stream, args, NULL);
+    e = launch(p);
     outside();
     return e == CUDA_SUCCESS ? KVS_OK : client_driver_failed(err, "packing: cuLaunchKernel", e);
 }

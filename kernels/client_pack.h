@@ -22,15 +22,15 @@ typedef struct client_pack_options {
     int ordinal;                     /* GPU of the slots, as this process counts them */
     uint32_t n_planes, n_blocks;     /* ids 0..n_blocks-1 */
     const client_pack_plane *planes; /* host [n_planes], copied */
-    void *staging;                   /* device: slot 0 */
-    uint64_t slot_stride;
-    uint32_t ctas; /* thread blocks of a launch */
+    uint32_t ctas;                   /* thread blocks of a launch */
 } client_pack_options;
 
 /* Load the kernel, open a stream of the lowest priority, and check every plane against the memory that is really there.
  * E_UNSUPPORTED: no driver or a build without nvcc; E_RANGE: a plane runs over the end of its allocation, or is memory of
  * the host or of another GPU. */
 kvs_status client_packer_open(client_packer **ret, const client_pack_options *o, kvs_err *err);
+/* Where the slots are: staging is slot 0 (device), the others lie slot_stride bytes apart.  Before the first launch. */
+void client_packer_slots(client_packer *p, void *staging, uint64_t slot_stride);
 /* Waits until the stream is done.  NULL is fine. */
 void client_packer_close(client_packer *p);
 

@@ -121,6 +121,14 @@ void client_wake_keeper(kvs_client *c)
     (void)!write(c->wake_fd, &one, sizeof one);
 }
 
+void client_poke(kvs_client *c)
+{
+    uint64_t one = 1;
+
+    if (c->reading)
+        (void)!write(c->poke_fd, &one, sizeof one);
+}
+
 void client_complete(kvs_client *c, kvs_request *r, kvs_status s)
 {
     r->status = s;
@@ -280,11 +288,18 @@ static void take_in(kvs_client *c, kvs_status s, kvs_err *err)
         client_lost(c, "%s", err->msg);
 }
 
+static void take_poke(kvs_client *c)
+{
+    uint64_t n;
+
+    (void)!read(c->poke_fd, &n, sizeof n);
+}
+
 /* Read once, as the only reader.  out_wanted: also come back when the socket takes bytes. */
 static void lead(kvs_client *c, bool out_wanted, int64_t deadline)
 {
     bool flush = c->out_len > 0 && !c->sending;
-    struct pollfd p = {.fd = c->fd, .events = POLLIN};
+    struct pollfd p[2] = {{.fd = c->fd, .events = POLLIN}, {.fd = c->poke_fd, .events = POLLIN}};
     kvs_err err = {KVS_OK, ""};
     kvs_status s = KVS_E_BUSY;
 
@@ -292,13 +307,15 @@ static void lead(kvs_client *c, bool out_wanted, int64_t deadline)
     if (flush)
         c->sending = true;
     if (flush || out_wanted)
-        p.events |= POLLOUT;
+        p[0].events |= POLLOUT;
     (void)pthread_mutex_unlock(&c->mu);
-    if (poll_until(&p, 1, deadline) > 0) {
-        if (flush && (p.revents & POLLOUT))
+    if (poll_until(p, 2, deadline) > 0) {
+        if (p[1].revents != 0)
+            take_poke(c);
+        if (flush && (p[0].revents & POLLOUT))
             flush_out(c);
-        if (p.revents & ~POLLOUT)
-            s = link_recv(p.fd, &c->reader, &err);
+        if (p[0].revents & ~POLLOUT)
+            s = link_recv(p[0].fd, &c->reader, &err);
     }
     (void)pthread_mutex_lock(&c->mu);
     if (flush) {
@@ -571,9 +588,7 @@ static void let_stream_go(call *k)
     kvs_client *c = k->c;
 
     (void)pthread_mutex_lock(&c->mu);
-    counters_release(c, k->generation, k->entry, k->entry_value, KVS_E_CANCELLED);
-    if (k->generation == c->server.generation)
-        c->entry_used[k->entry] = false;
+    stream_unjoin(c, k->generation, (kvs_mark){.counter = k->entry, .value = k->entry_value}, KVS_E_CANCELLED);
     (void)pthread_mutex_unlock(&c->mu);
     k->entry = WIRE_NONE32;
 }

@@ -18,8 +18,8 @@ static kvs_status run(builder build, const void *args, uint32_t timeout_ms, kvs_
     return s;
 }
 
-static kvs_status submit(kvs_client *c, builder build, const void *args, kvs_request **ret, uint32_t timeout_ms,
-                         kvs_err *err)
+static kvs_status submit_as(kvs_client *c, bool hidden, builder build, const void *args, kvs_request **ret,
+                            uint32_t timeout_ms, kvs_err *err)
 {
     kvs_request *r;
     call k;
@@ -30,6 +30,7 @@ static kvs_status submit(kvs_client *c, builder build, const void *args, kvs_req
     s = request_create(&r, c, err);
     if (s != KVS_OK)
         return s;
+    r->pipelined = !hidden;
     s = build(&k, r, args, timeout_ms, err);
     if (s == KVS_OK)
         s = call_submit(&k, err);
@@ -40,6 +41,12 @@ static kvs_status submit(kvs_client *c, builder build, const void *args, kvs_req
     }
     *ret = r;
     return KVS_OK;
+}
+
+static kvs_status submit(kvs_client *c, builder build, const void *args, kvs_request **ret, uint32_t timeout_ms,
+                         kvs_err *err)
+{
+    return submit_as(c, false, build, args, ret, timeout_ms, err);
 }
 
 /* ---- handles in bodies: read after call_begin, which remembers the connection that their numbers must belong to ---- */
@@ -200,6 +207,7 @@ static kvs_status ns_create(kvs_client *c, const kvs_namespace *desc, kvs_ns **r
         return s;
     }
     ns->c = c;
+    ns->desc_len = len;
     ns->canon_len = (len + 7) / 8 * 8;
     ns->info.n_planes = desc->n_planes;
     ns->info.tokens_per_block = desc->tokens_per_block;
@@ -478,6 +486,11 @@ kvs_status kvs_submit_load(const kvs_load_args *a, kvs_request **ret, uint32_t t
     return submit(a->ns->c, build_load, a, ret, timeout_ms, err);
 }
 
+kvs_status load_submit_hidden(const kvs_load_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
+{
+    return submit_as(a->ns->c, true, build_load, a, ret, timeout_ms, err);
+}
+
 static kvs_status store_check(const kvs_store_args *a, kvs_err *err)
 {
     kvs_status s = count_check("blocks", a->n, err);
@@ -533,6 +546,11 @@ kvs_status kvs_store(const kvs_store_args *a, uint32_t timeout_ms, kvs_err *err)
 kvs_status kvs_submit_store(const kvs_store_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
 {
     return submit(a->ns->c, build_store, a, ret, timeout_ms, err);
+}
+
+kvs_status store_submit_hidden(const kvs_store_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
+{
+    return submit_as(a->ns->c, true, build_store, a, ret, timeout_ms, err);
 }
 
 kvs_status kvs_slot_take(kvs_region *region, uint32_t n, kvs_slot *ret, uint32_t timeout_ms, kvs_err *err)

@@ -273,6 +273,42 @@ static kvs_status join_in_order(call *k, kvs_stream *s, kvs_mark *ret, kvs_err *
     return client_stream_wait(w, s->cuda, offset_of(true, ret->counter), ret->value, err);
 }
 
+void *stream_cuda(const kvs_stream *s)
+{
+    return s->cuda;
+}
+
+kvs_status stream_join(kvs_stream *s, uint64_t *ret_generation, kvs_mark *ret, kvs_err *err)
+{
+    uint64_t generation = kvs_generation(s->c);
+    client_words *w = NULL;
+    kvs_status st;
+
+    (void)pthread_mutex_lock(&s->order);
+    st = words_of(s, generation, &w, err);
+    if (st == KVS_OK)
+        st = entry_take(s, generation, ret, err);
+    if (st == KVS_OK) {
+        st = client_stream_wait(w, s->cuda, offset_of(true, ret->counter), ret->value, err);
+        s->used = true;
+        if (st != KVS_OK) {
+            (void)pthread_mutex_lock(&s->c->mu);
+            stream_unjoin(s->c, generation, *ret, st);
+            (void)pthread_mutex_unlock(&s->c->mu);
+        }
+    }
+    (void)pthread_mutex_unlock(&s->order);
+    *ret_generation = generation;
+    return st;
+}
+
+void stream_unjoin(kvs_client *c, uint64_t generation, kvs_mark mark, kvs_status why)
+{
+    counters_release(c, generation, mark.counter, mark.value, why);
+    if (generation == c->server.generation)
+        c->entry_used[mark.counter] = false;
+}
+
 kvs_status stream_enter(call *k, kvs_stream *s, bool join, kvs_mark *ret_after, kvs_mark *ret_signal, kvs_err *err)
 {
     kvs_status st;

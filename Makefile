@@ -25,7 +25,8 @@ CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
 CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
 CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA $(if $(MUTANT),-DKVS_MUTATION) -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra -Werror all-warnings \
-             $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@
+             $(GENCODE) -MMD -MP -MF $(@:.o=.d) -MT $@
+GENCODE   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 # One rounding a operation: the same bits with every compiler that follows IEEE 754.
 KERNEL_C := -O3 -ffp-contract=off -fno-math-errno
 
@@ -33,9 +34,12 @@ sources = $(wildcard $(1)/*.c)
 objects = $(patsubst %.c,$(BUILD)/%.o,$(1))
 PROTO   := $(call objects,$(call sources,proto))
 CONFIG  := $(call objects,$(call sources,config))
-KERNELS := $(call objects,$(call sources,kernels)) $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard kernels/*.cu)))
+# The client's kernel travels as bytes: it is loaded by the driver, so that libkvstride links without CUDA.
+PACK    := $(if $(NVCC),$(BUILD)/kernels/client_pack_image.o)
+KERNELS := $(call objects,$(call sources,kernels)) $(PACK) \
+           $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(filter-out kernels/client_pack.cu,$(wildcard kernels/*.cu))))
 DAEMON  := $(call objects,$(filter-out daemon/main.c,$(call sources,daemon)))
-CLIENT  := $(call objects,$(call sources,proto/client) kernels/client_cuda.c)
+CLIENT  := $(call objects,$(call sources,proto/client) $(wildcard kernels/client_*.c)) $(PACK)
 CTL     := $(call objects,$(filter-out proto/ctl/main.c,$(call sources,proto/ctl)))
 SUPPORT := $(call objects,$(call sources,tests/support))
 # Archives, so that a test links what it uses and no more.
@@ -93,6 +97,19 @@ $(BUILD)/$(SO): $(CLIENT) $(PROTO)
 	$(Q)$(CC) $(ALL_LD) -shared -Wl,-soname,$(SO) -o $@ $^ $(CLIENT_LIBS)
 	$(Q)ln -sf $(SO) $(BUILD)/libkvstride.so
 
+# For the cards of CUDA_ARCHS, and as PTX for every later one.
+$(BUILD)/kernels/client_pack.fatbin: kernels/client_pack.cu kernels/client_pack_params.h
+	$(call say,NVCC)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) -std=c++17 -O3 -I. -Werror all-warnings -fatbin $(GENCODE) -gencode arch=compute_80,code=compute_80 -o $@ $<
+$(BUILD)/kernels/client_pack_image.c: $(BUILD)/kernels/client_pack.fatbin
+	$(Q){ echo 'extern const unsigned char client_pack_image[];'; \
+	    echo '_Alignas(16) const unsigned char client_pack_image[] = {'; \
+	    od -An -v -tu1 $< | sed 's/  */ /g; s/\([0-9]\)\( \|$$\)/\1,\2/g'; echo '};'; } > $@
+$(BUILD)/kernels/client_pack_image.o: $(BUILD)/kernels/client_pack_image.c
+	$(call say,CC)
+	$(Q)$(CC) $(ALL_C) -c -o $@ $<
+
 $(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C)
 $(BUILD)/tests/gpu/%.o $(BUILD)/tests/kernels/%.o: ALL_C += $(CUDA_C)
 $(BUILD)/%.cu.o: %.cu
@@ -128,7 +145,7 @@ $(BUILD)/tests/gpu/test_gpu_service: | $(POISON)
 $(BUILD)/tests/fault/%.so: tests/fault/%.cu
 	$(call say,NVCC)
 	@mkdir -p $(@D)
-	$(Q)$(NVCC) -std=c++17 -O2 -shared -Xcompiler -fPIC,-Wall,-Wextra $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -o $@ $<
+	$(Q)$(NVCC) -std=c++17 -O2 -shared -Xcompiler -fPIC,-Wall,-Wextra $(GENCODE) -o $@ $<
 # Every operation of kernels/ on the cpu and on CUDA; kernels-test-mutant has addresses that can be told to go wrong.
 $(BUILD)/kernels-test: $(KT) $(BUILD)/libkernels.a $(BUILD)/libproto.a
 	$(call say,LD)

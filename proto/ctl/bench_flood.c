@@ -30,6 +30,7 @@ static kvs_status begin(bench_flood *f, half *h)
                                   .n = h->n,
                                   .keys = keys,
                                   .slots = u->slots + h->first,
+                                  .after = &bench_now,
                                   .results = u->loaded + h->first};
         return kvs_submit_load(&h->load, &h->request, BENCH_CALL_MS, &f->err);
     }
@@ -41,6 +42,7 @@ static kvs_status begin(bench_flood *f, half *h)
                                 .n = h->n,
                                 .keys = keys,
                                 .slots = u->slots + h->first,
+                                .after = &bench_now,
                                 .results = u->stored + h->first};
     return kvs_submit_store(&h->store, &h->request, BENCH_CALL_MS, &f->err);
 }

@@ -6,6 +6,8 @@
 
 #include "proto/ctl/pattern.h"
 
+const kvs_mark bench_now = KVS_MARK_NOW;
+
 void bench_user_close(bench_user *u)
 {
     kvs_close(u->client);
@@ -93,6 +95,7 @@ kvs_status bench_user_store(bench_user *u, uint64_t first_id, kvs_err *err)
     kvs_store_args a = {.ns = u->ns, .region = u->region, .n = u->n, .slots = u->slots, .results = u->stored};
 
     bench_user_name(u, first_id);
+    a.after = &bench_now;
     a.keys = u->keys;
     return kvs_store(&a, BENCH_CALL_MS, err);
 }
@@ -102,6 +105,7 @@ kvs_status bench_user_load(bench_user *u, uint64_t first_id, uint32_t n, kvs_err
     kvs_load_args a = {.ns = u->ns, .region = u->region, .n = n, .slots = u->slots, .results = u->loaded};
 
     bench_user_name(u, first_id);
+    a.after = &bench_now;
     a.keys = u->keys;
     return kvs_load(&a, BENCH_CALL_MS, err);
 }

@@ -42,6 +42,9 @@ typedef struct bench_user {
     kvs_load_result *loaded;
 } bench_user;
 
+/* Nothing on the GPU touches these slots meanwhile: what is measured must not wait for all that the GPU does. */
+extern const kvs_mark bench_now;
+
 /* Zero *u before.  Also after a failure it is to be closed. */
 kvs_status bench_user_open(bench_user *u, const char *socket, const bench_shape *shape, kvs_err *err);
 void bench_user_close(bench_user *u);

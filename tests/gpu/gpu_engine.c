@@ -17,6 +17,7 @@
 #include "proto/ctl/pattern.h"
 
 daemon_fixture engine_daemon;
+const kvs_mark engine_now = KVS_MARK_NOW;
 static bool has_daemon;
 
 bool engine_start_daemon(void)

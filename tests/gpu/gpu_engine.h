@@ -47,6 +47,9 @@ kvs_status engine_store(engine *e, kvs_region *r, uint64_t id, const kvs_slot *s
                         kvs_err *err);
 kvs_status engine_load(engine *e, kvs_region *r, uint64_t id, const kvs_slot *slots, uint32_t n, kvs_err *err);
 
+/* For control runs: begin at once, whatever the GPU is doing.  Without any mark the library waits for the GPU. */
+extern const kvs_mark engine_now;
+
 /* A request in flight with the room that it needs. */
 typedef struct flight {
     kvs_request *request;

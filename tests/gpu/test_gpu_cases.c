@@ -50,7 +50,7 @@ static bool overwrite(reader *r, bool ordered, uint64_t round, bool *ret_old, bo
 
     if (!set_device(r->x.base, old, r->x.bytes) || !race_cuda_sum(r->x.base, r->x.bytes, 10, r->sum, r->x.stream) ||
         !racer_raise(&r->x, 1, round) ||
-        !flight_load(&f, &r->x.e, r->x.region, r->key, r->x.slots, RACE_BLOCKS, ordered ? &after : NULL, NULL))
+        !flight_load(&f, &r->x.e, r->x.region, r->key, r->x.slots, RACE_BLOCKS, ordered ? &after : &engine_now, NULL))
         return false;
     if (flight_end(&f, &err) != KVS_OK)
         return GPU_FAIL("load: %s", err.msg);
@@ -108,7 +108,8 @@ static bool scrub(racer *x, bool ordered, uint64_t id, uint64_t value, uint32_t 
     kvs_mark signal = {.counter = 5, .value = value};
     kvs_err err = {.msg = ""};
 
-    if (!set_device(x->base, 0x37, x->bytes) || !flight_store(&f, &x->e, x->region, id, x->slots, RACE_BLOCKS, NULL))
+    if (!set_device(x->base, 0x37, x->bytes) ||
+        !flight_store(&f, &x->e, x->region, id, x->slots, RACE_BLOCKS, &engine_now))
         return false;
     f.store.signal = NULL;
     (void)flight_end(&f, NULL); /* warm: the blocks' slots are chosen and touched */
@@ -171,9 +172,10 @@ static bool reuse(racer *x, bool cancel, uint64_t id, long wait_us, uint32_t *re
     if (!set_device(at, 0x11, x->e.slot_bytes))
         return false;
     for (int i = 0; i < AHEAD; i++)
-        if (!flight_store(&ahead[i], &x->e, x->region, id + 100 * (uint64_t)(i + 1), x->slots, RACE_BLOCKS - 1, NULL))
+        if (!flight_store(&ahead[i], &x->e, x->region, id + 100 * (uint64_t)(i + 1), x->slots, RACE_BLOCKS - 1,
+                          &engine_now))
             return false;
-    if (!flight_store(&one, &x->e, x->region, id, &b, 1, NULL))
+    if (!flight_store(&one, &x->e, x->region, id, &b, 1, &engine_now))
         return false;
     (void)usleep((useconds_t)wait_us);
     *ret_outcome = KVS_CANCEL_FINISHED;

@@ -434,7 +434,7 @@ static bool produce(racer *x, bool ordered, uint64_t id, uint8_t value, uint32_t
     if (!set_device(x->base, 0, x->bytes) || !racer_sleep(x, 30) ||
         !cuda_ok(cudaMemsetAsync(x->base, value, x->bytes, x->stream), "memset") || !racer_raise(x, 1, id))
         return false;
-    if (engine_store(&x->e, x->region, id, x->slots, RACE_BLOCKS, ordered ? &after : NULL, &err) != KVS_OK)
+    if (engine_store(&x->e, x->region, id, x->slots, RACE_BLOCKS, ordered ? &after : &engine_now, &err) != KVS_OK)
         return GPU_FAIL("store: %s", err.msg);
     if (!racer_synchronise(x) || !set_device(x->base, 0, x->bytes))
         return false;
@@ -478,7 +478,7 @@ static bool consume(racer *x, bool ordered, uint64_t id, uint64_t value, uint32_
     bool good;
 
     if (!cuda_ok(cudaMalloc(&copy, x->bytes), "cudaMalloc") || !set_device(x->base, 0, x->bytes) ||
-        !flight_load(&f, &x->e, x->region, id, x->slots, RACE_BLOCKS, NULL, &signal) ||
+        !flight_load(&f, &x->e, x->region, id, x->slots, RACE_BLOCKS, &engine_now, &signal) ||
         (ordered && !racer_await(x, 2, value)))
         return false;
     (void)cudaMemcpyAsync(copy, x->base, x->bytes, cudaMemcpyDeviceToDevice, x->stream);

@@ -165,6 +165,12 @@ typedef struct kvs_import {
     const kvs_ipc *ipc;        /* [n_ipc] */
 } kvs_import;
 
+/* What kvs_import wants to know of GPU memory that this process got by cudaMalloc: the handle of the whole allocation that p
+ * lies in, where p is in it (the least that each map's base is), and the allocation's bytes.  E_INVALID: memory that has no
+ * such handle (host, managed, of a stream-ordered pool, mapped); the message says which and what to use instead.
+ * E_UNSUPPORTED: no driver here. */
+KVS_API kvs_status kvs_ipc_of(const void *p, kvs_ipc *ret, uint64_t *ret_offset, uint64_t *ret_bytes, kvs_err *err);
+
 /* The engine's own KV memory as a region of ns: a contract over addresses, nothing is copied. */
 KVS_API kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret, uint32_t timeout_ms,
                                      kvs_err *err);

@@ -74,6 +74,90 @@ static bool case_075(device *d)
     return true;
 }
 
+/* ---- 078: memory without a handle ---- */
+
+static bool has_no_handle(const void *p, const char *kind)
+{
+    kvs_err err = {.msg = ""};
+    uint64_t offset, bytes;
+    kvs_ipc ipc;
+    kvs_status s = kvs_ipc_of(p, &ipc, &offset, &bytes, &err);
+
+    (void)printf("      %s\n", err.msg);
+    return (s == KVS_E_INVALID && strstr(err.msg, kind) != NULL) ||
+           GPU_FAIL("%s, and nothing of \"%s\"", kvs_status_name(s), kind);
+}
+
+/* What is in a daemon's region here is mapped virtual memory. */
+static bool no_handles(engine *e)
+{
+    kvs_region *region;
+    kvs_slot slot;
+    uint8_t *mapped;
+    void *pooled, *managed, *pinned;
+    bool good;
+
+    if (!engine_region(e, 1, &region, &slot, &mapped) ||
+        !cuda_ok(cudaMallocAsync(&pooled, MiB, 0), "cudaMallocAsync") ||
+        !cuda_ok(cudaMallocManaged(&managed, MiB, cudaMemAttachGlobal), "cudaMallocManaged") ||
+        !cuda_ok(cudaHostAlloc(&pinned, MiB, 0), "cudaHostAlloc"))
+        return false;
+    good = has_no_handle(NULL, "null pointer");
+    good = has_no_handle(&good, "ordinary host memory") && good;
+    good = has_no_handle(pinned, "pinned host memory") && good;
+    good = has_no_handle(managed, "managed memory") && good;
+    good = has_no_handle(pooled, "cudaMallocAsync") && good;
+    good = has_no_handle(mapped, "KVS_MEMORY_CUDA_VMM") && good;
+    (void)cudaFreeAsync(pooled, 0);
+    (void)cudaFree(managed);
+    (void)cudaFreeHost(pinned);
+    return good && cuda_ok(cudaDeviceSynchronize(), "synchronise");
+}
+
+/* Every kind that has no handle is named before the daemon hears of it; the one that has is imported as it is described,
+ * from an address inside of the allocation. */
+static bool case_078(device *d)
+{
+    enum { N = 4 };
+    const uint64_t inside = 3 * MiB + 4096;
+    kvs_plane_map map = {.stride = FLAT * PAGE};
+    kvs_ipc ipc;
+    kvs_import in = {.n_slots = N, .memory = KVS_MEMORY_CUDA_IPC, .n_maps = 1, .maps = &map, .n_ipc = 1, .ipc = &ipc};
+    kvs_slot slots[N];
+    kvs_region *own;
+    kvs_err err = {.msg = ""};
+    uint64_t bytes = 0;
+    uint8_t *got = malloc(N * FLAT * PAGE);
+    engine e;
+    void *p;
+
+    (void)d;
+    if (got == NULL || !engine_begin(&e, FLAT) || !no_handles(&e) || !cuda_ok(cudaMalloc(&p, 8 * MiB), "cudaMalloc"))
+        return false;
+    if (kvs_ipc_of((uint8_t *)p + inside, &ipc, &map.base, &bytes, &err) != KVS_OK)
+        return GPU_FAIL("%s", err.msg);
+    if (map.base != inside || bytes != 8 * MiB)
+        return GPU_FAIL("byte %" PRIu64 " of %" PRIu64 " is said", map.base, bytes);
+    if (kvs_region_import(e.ns, &in, &own, 0, &err) != KVS_OK)
+        return GPU_FAIL("%s", err.msg);
+    for (uint32_t i = 0; i < N; i++)
+        slots[i] = (kvs_slot){i, 0};
+    if (!set_device(p, 0x11, 8 * MiB) || !set_device((uint8_t *)p + inside, 0x22, N * FLAT * PAGE))
+        return false;
+    if (engine_store(&e, own, 735000, slots, N, NULL, &err) != KVS_OK || !set_device(p, 0, 8 * MiB) ||
+        engine_load(&e, own, 735000, slots, N, &err) != KVS_OK)
+        return GPU_FAIL("%s", err.msg);
+    if (!from_device(got, (uint8_t *)p + inside, N * FLAT * PAGE))
+        return false;
+    for (size_t i = 0; i < N * FLAT * PAGE; i++)
+        if (got[i] != 0x22)
+            return GPU_FAIL("byte %zu is %02x", i, got[i]);
+    kvs_close(e.client);
+    (void)cudaFree(p);
+    free(got);
+    return daemon_alive(&engine_daemon) || GPU_FAIL("the daemon died");
+}
+
 /* ---- 086, 088: nobody waits for callbacks, frees or full streams ---- */
 
 static asker health;
@@ -393,6 +477,7 @@ static bool case_freed(device *d)
 
 static const gpu_test tests[] = {
     {"case 075: pieces of one allocation by their offset", case_075},
+    {"case 078: memory without a handle is named by its kind", case_078},
     {"case 086: callbacks, imports and frees at once", case_086},
     {"case 088: health beside full copy streams", case_088},
     {"case 089: the pool's pages are next to the card", case_089},

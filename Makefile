@@ -199,6 +199,7 @@ bench: all
 bundle: all
 	@$(MAKE) --no-print-directory $(TESTS) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
 	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(POISON) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
+	@cp tests/gpu/sanitize build/bundle/
 
 BIN := $(DESTDIR)$(PREFIX)/bin
 LIB := $(DESTDIR)$(PREFIX)/lib

@@ -19,6 +19,7 @@
 #include "proto/wire.h"
 
 #ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_READ  22
 #define MADV_POPULATE_WRITE 23
 #endif
 
@@ -93,16 +94,20 @@ static kvs_status cpu_host_register(device *d, void *p, uint64_t bytes, kvs_err 
 {
     const uint64_t page = ((cpu_device *)d)->page;
     uint8_t *first = (uint8_t *)p - (uintptr_t)p % page;
-    uint64_t whole;
+    uint64_t whole, absent;
     kvs_status s;
 
     if (p == NULL || bytes == 0 || __builtin_add_overflow((uintptr_t)p, bytes, &whole) || whole > INTPTR_MAX)
         return kvs_fail(err, KVS_E_INVALID, "host_register: %" PRIu64 " bytes at %p are no range", bytes, p);
     whole = (whole - (uintptr_t)first + page - 1) / page * page;
-    s = kvs_host_want("host_register", absent_bytes(first, whole, page), err);
+    absent = absent_bytes(first, whole, page);
+    s = kvs_host_want("host_register", absent, err);
     if (s != KVS_OK)
         return s;
-    if (madvise(first, whole, MADV_POPULATE_WRITE) == 0)
+    (void)madvise(first, whole,
+                  MADV_HUGEPAGE); /* where the system gives them to tmpfs at all: far fewer pages to pin */
+    /* Pages of an earlier life are mapped many at a time by reading, and one by one by writing. */
+    if (madvise(first, whole, absent == 0 ? MADV_POPULATE_READ : MADV_POPULATE_WRITE) == 0)
         return KVS_OK;
     if (errno != EINVAL) {
         int e = errno;

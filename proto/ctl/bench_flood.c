@@ -8,10 +8,8 @@
 
 /* One of the two halves of the user's slots. */
 typedef struct half {
-    kvs_request *request;
+    bench_flight flight;
     uint32_t first, n;
-    kvs_store_args store;
-    kvs_load_args load;
 } half;
 
 static void nap(void)
@@ -22,42 +20,21 @@ static void nap(void)
 static kvs_status begin(bench_flood *f, half *h)
 {
     bench_user *u = &f->user;
-    uint8_t *keys = u->keys + (size_t)h->first * KVS_KEY_BYTES;
 
-    if (f->load) {
-        h->load = (kvs_load_args){.ns = u->ns,
-                                  .region = u->region,
-                                  .n = h->n,
-                                  .keys = keys,
-                                  .slots = u->slots + h->first,
-                                  .after = &bench_now,
-                                  .results = u->loaded + h->first};
-        return kvs_submit_load(&h->load, &h->request, BENCH_CALL_MS, &f->err);
+    if (!f->load) {
+        for (uint32_t i = 0; i < h->n; i++)
+            pattern_key(f->next_id + i, u->keys + (size_t)(h->first + i) * KVS_KEY_BYTES);
+        f->next_id += h->n;
     }
-    for (uint32_t i = 0; i < h->n; i++)
-        pattern_key(f->next_id + i, keys + (size_t)i * KVS_KEY_BYTES);
-    f->next_id += h->n;
-    h->store = (kvs_store_args){.ns = u->ns,
-                                .region = u->region,
-                                .n = h->n,
-                                .keys = keys,
-                                .slots = u->slots + h->first,
-                                .after = &bench_now,
-                                .results = u->stored + h->first};
-    return kvs_submit_store(&h->store, &h->request, BENCH_CALL_MS, &f->err);
+    return bench_user_submit(u, &h->flight, f->load, h->first, h->n, &f->err);
 }
 
 static kvs_status end(bench_flood *f, half *h)
 {
-    kvs_status s;
+    const bool flew = h->flight.request != NULL;
+    kvs_status s = bench_user_end(&h->flight, &f->err);
 
-    if (h->request == NULL)
-        return KVS_OK;
-    s = kvs_wait(h->request, BENCH_CALL_MS, &f->err);
-    if (s == KVS_OK)
-        s = kvs_request_end(h->request, &f->err);
-    h->request = NULL;
-    if (s == KVS_OK)
+    if (s == KVS_OK && flew)
         atomic_fetch_add(&f->bytes, h->n * f->user.slot_bytes);
     return s;
 }

@@ -145,6 +145,7 @@ typedef struct sweep_row {
 #define DAEMON_SLOTS "daemon slots, whole blocks"
 #define OWN_BLOCKS   "engine memory, whole blocks"
 #define OWN_PAGES    "engine memory, one tensor a layer"
+#define PACKED       "the same, packed by the client"
 enum { MOST = 6000, SWEEP_BYTES = 450 << 20 };
 static const sweep_row SWEEP[] = {
     {DAEMON_SLOTS, {BENCH_DAEMON, 1, 4, MOST}, false},    {DAEMON_SLOTS, {BENCH_DAEMON, 1, 16, MOST}, true},
@@ -154,7 +155,9 @@ static const sweep_row SWEEP[] = {
     {OWN_BLOCKS, {BENCH_BLOCKS, 16, 64, MOST}, false},    {OWN_BLOCKS, {BENCH_BLOCKS, 61, 64, MOST}, true},
     {OWN_PAGES, {BENCH_PAGES, 61, 4, MOST}, false},       {OWN_PAGES, {BENCH_PAGES, 61, 16, MOST}, true},
     {OWN_PAGES, {BENCH_PAGES, 61, 64, MOST}, true},       {OWN_PAGES, {BENCH_PAGES, 61, 256, MOST}, false},
-    {OWN_PAGES, {BENCH_PAGES, 16, 1024, MOST}, false},
+    {OWN_PAGES, {BENCH_PAGES, 16, 1024, MOST}, false},    {PACKED, {BENCH_PACK, 61, 4, MOST}, false},
+    {PACKED, {BENCH_PACK, 61, 16, MOST}, true},           {PACKED, {BENCH_PACK, 61, 64, MOST}, true},
+    {PACKED, {BENCH_PACK, 61, 256, MOST}, false},
 };
 
 static void add_points(bench_list *l, const sweep_row *row, const bench_shape *shape, uint64_t slot_bytes, rates *r)
@@ -166,7 +169,7 @@ static void add_points(bench_list *l, const sweep_row *row, const bench_shape *s
         fractions(r, w, f);
         p->path = row->path;
         p->way = WAY_NAMES[w];
-        p->piece_bytes = shape->place == BENCH_PAGES ? slot_bytes / shape->layers : slot_bytes;
+        p->piece_bytes = shape->place >= BENCH_PAGES ? slot_bytes / shape->layers : slot_bytes;
         p->block_bytes = slot_bytes;
         p->n_blocks = shape->n;
         p->gbs = clock_percentile(r->gbs[w], (size_t)r->n, 50);

@@ -69,7 +69,7 @@ static void print_figure(const bench_figure *f, FILE *to)
 
     if (!isnan(f->target))
         (void)snprintf(target, sizeof target, "%s %g", f->at_least ? ">=" : "<=", f->target);
-    (void)fprintf(to, "%-62s %9s %9s %-8s %9s %9s  %-19s %7s %7s %7s  %s%s\n", f->name, cell(t[0], f->value),
+    (void)fprintf(to, "%-76s %9s %9s %-8s %9s %9s  %-20s %7s %7s %7s  %s%s\n", f->name, cell(t[0], f->value),
                   cell(t[1], f->p99), f->unit, cell(t[2], f->plain), cell(t[3], f->plain_p99), f->plain_is,
                   cell(t[4], f->judged), cell(t[5], f->low), cell(t[6], f->high), target,
                   bench_met(f) ? "" : "  MISSED");
@@ -90,7 +90,7 @@ static void print_points(const bench_list *l, FILE *to)
 
 void bench_print(const bench_list *l, FILE *to)
 {
-    (void)fprintf(to, "%-62s %9s %9s %-8s %9s %9s  %-19s %7s %15s  %s\n", "", "median", "p99", "", "plain", "p99",
+    (void)fprintf(to, "%-76s %9s %9s %-8s %9s %9s  %-20s %7s %15s  %s\n", "", "median", "p99", "", "plain", "p99",
                   "plain is", "ratio", "its quartiles", "target");
     for (uint32_t i = 0; i < l->n; i++)
         print_figure(&l->figures[i], to);

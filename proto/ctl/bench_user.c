@@ -10,9 +10,11 @@ const kvs_mark bench_now = KVS_MARK_NOW;
 
 void bench_user_close(bench_user *u)
 {
+    kvs_pack_close(u->pack);
     kvs_close(u->client);
     engine_cuda_close(u->engine);
     free(u->slots);
+    free(u->blocks);
     free(u->keys);
     free(u->stored);
     free(u->loaded);
@@ -23,10 +25,11 @@ static kvs_status take_memory(bench_user *u, uint32_t n, kvs_err *err)
 {
     u->n = n;
     u->slots = calloc(n, sizeof *u->slots);
+    u->blocks = calloc(n, sizeof *u->blocks);
     u->keys = malloc((size_t)n * KVS_KEY_BYTES);
     u->stored = calloc(n, sizeof *u->stored);
     u->loaded = calloc(n, sizeof *u->loaded);
-    if (u->slots == NULL || u->keys == NULL || u->stored == NULL || u->loaded == NULL)
+    if (u->slots == NULL || u->blocks == NULL || u->keys == NULL || u->stored == NULL || u->loaded == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "no memory for %" PRIu32 " blocks", n);
     return KVS_OK;
 }
@@ -38,24 +41,50 @@ static kvs_status daemon_slots(bench_user *u, kvs_err *err)
     return s == KVS_OK ? kvs_slot_take(u->region, u->n, u->slots, BENCH_CALL_MS, err) : s;
 }
 
+static kvs_status import(bench_user *u, const bench_shape *x, kvs_ipc *ipc, kvs_err *err)
+{
+    const bool in_pages = x->place == BENCH_PAGES;
+    const uint64_t page = u->slot_bytes / x->layers;
+    kvs_plane_map maps[BENCH_MAX_LAYERS];
+    kvs_import in = {.n_slots = x->n,
+                     .memory = KVS_MEMORY_CUDA_IPC,
+                     .n_maps = in_pages ? x->layers : 1,
+                     .maps = maps,
+                     .n_ipc = 1,
+                     .ipc = ipc};
+
+    for (uint32_t l = 0; l < in.n_maps; l++)
+        maps[l] = (kvs_plane_map){.base = l * page * x->n, .stride = in_pages ? page : u->slot_bytes};
+    return kvs_region_import(u->ns, &in, &u->region, BENCH_CALL_MS, err);
+}
+
+static kvs_status open_pack(bench_user *u, const bench_shape *x, uint8_t *base, kvs_err *err)
+{
+    const uint64_t page = u->slot_bytes / x->layers;
+    kvs_pack_plane planes[BENCH_MAX_LAYERS];
+    kvs_pack_args a = {.ns = u->ns, .n_planes = x->layers, .planes = planes, .n_blocks = x->n};
+
+    for (uint32_t l = 0; l < x->layers; l++)
+        planes[l] = (kvs_pack_plane){.base = base + l * page * x->n, .stride = page};
+    return kvs_pack_open(u->client, &a, &u->pack, BENCH_CALL_MS, err);
+}
+
 /* Pages of one tensor a layer, or whole blocks, one after the other in one allocation. */
 static kvs_status own_slots(bench_user *u, const bench_shape *x, kvs_err *err)
 {
-    kvs_plane_map maps[BENCH_MAX_LAYERS];
     kvs_ipc ipc;
-    kvs_import in = {.n_slots = x->n, .memory = KVS_MEMORY_CUDA_IPC, .maps = maps, .n_ipc = 1, .ipc = &ipc};
-    const uint64_t page = u->slot_bytes / x->layers;
-    void *base;
+    void *base = NULL;
     kvs_status s = engine_cuda_open(&u->engine, err);
 
-    in.n_maps = x->place == BENCH_PAGES ? x->layers : 1;
-    for (uint32_t l = 0; l < in.n_maps; l++)
-        maps[l] = (kvs_plane_map){.base = l * page * x->n, .stride = u->slot_bytes / (in.n_maps > 1 ? x->layers : 1)};
-    for (uint32_t i = 0; i < x->n; i++)
+    for (uint32_t i = 0; i < x->n; i++) {
         u->slots[i] = (kvs_slot){i, 0};
+        u->blocks[i] = i;
+    }
     if (s == KVS_OK)
         s = engine_cuda_alloc(u->engine, x->n * u->slot_bytes, &base, ipc.uuid, ipc.handle, err);
-    return s == KVS_OK ? kvs_region_import(u->ns, &in, &u->region, BENCH_CALL_MS, err) : s;
+    if (s != KVS_OK)
+        return s;
+    return x->place == BENCH_PACK ? open_pack(u, x, base, err) : import(u, x, &ipc, err);
 }
 
 kvs_status bench_user_open(bench_user *u, const char *socket, const bench_shape *x, kvs_err *err)
@@ -90,24 +119,77 @@ void bench_user_name(bench_user *u, uint64_t first_id)
         pattern_key(first_id + i, u->keys + (size_t)i * KVS_KEY_BYTES);
 }
 
-kvs_status bench_user_store(bench_user *u, uint64_t first_id, kvs_err *err)
+static kvs_status submit_pack(bench_user *u, bench_flight *f, bool load, uint32_t first, uint32_t n, kvs_err *err)
 {
-    kvs_store_args a = {.ns = u->ns, .region = u->region, .n = u->n, .slots = u->slots, .results = u->stored};
+    kvs_pack_move m = {.n = n,
+                       .keys = u->keys + (size_t)first * KVS_KEY_BYTES,
+                       .blocks = u->blocks + first,
+                       .flags = KVS_PACK_NO_WAIT,
+                       .results = u->stored + first};
+
+    return load ? kvs_pack_load(u->pack, &m, &f->request, BENCH_CALL_MS, err)
+                : kvs_pack_store(u->pack, &m, &f->request, BENCH_CALL_MS, err);
+}
+
+kvs_status bench_user_submit(bench_user *u, bench_flight *f, bool load, uint32_t first, uint32_t n, kvs_err *err)
+{
+    const uint8_t *keys = u->keys + (size_t)first * KVS_KEY_BYTES;
+
+    f->request = NULL;
+    if (u->pack != NULL)
+        return submit_pack(u, f, load, first, n, err);
+    if (load) {
+        f->load = (kvs_load_args){.ns = u->ns,
+                                  .region = u->region,
+                                  .n = n,
+                                  .keys = keys,
+                                  .slots = u->slots + first,
+                                  .after = &bench_now,
+                                  .results = u->loaded + first};
+        return kvs_submit_load(&f->load, &f->request, BENCH_CALL_MS, err);
+    }
+    f->store = (kvs_store_args){.ns = u->ns,
+                                .region = u->region,
+                                .n = n,
+                                .keys = keys,
+                                .slots = u->slots + first,
+                                .after = &bench_now,
+                                .results = u->stored + first};
+    return kvs_submit_store(&f->store, &f->request, BENCH_CALL_MS, err);
+}
+
+kvs_status bench_user_end(bench_flight *f, kvs_err *err)
+{
+    kvs_status s;
+
+    if (f->request == NULL)
+        return KVS_OK;
+    s = kvs_wait(f->request, BENCH_CALL_MS, err);
+    if (s == KVS_OK)
+        s = kvs_request_end(f->request, err);
+    f->request = NULL;
+    return s;
+}
+
+/* As kvs_store and kvs_load would. */
+static kvs_status run(bench_user *u, bool load, uint64_t first_id, uint32_t n, kvs_err *err)
+{
+    bench_flight f;
+    kvs_status s;
 
     bench_user_name(u, first_id);
-    a.after = &bench_now;
-    a.keys = u->keys;
-    return kvs_store(&a, BENCH_CALL_MS, err);
+    s = bench_user_submit(u, &f, load, 0, n, err);
+    return s == KVS_OK ? bench_user_end(&f, err) : s;
+}
+
+kvs_status bench_user_store(bench_user *u, uint64_t first_id, kvs_err *err)
+{
+    return run(u, false, first_id, u->n, err);
 }
 
 kvs_status bench_user_load(bench_user *u, uint64_t first_id, uint32_t n, kvs_err *err)
 {
-    kvs_load_args a = {.ns = u->ns, .region = u->region, .n = n, .slots = u->slots, .results = u->loaded};
-
-    bench_user_name(u, first_id);
-    a.after = &bench_now;
-    a.keys = u->keys;
-    return kvs_load(&a, BENCH_CALL_MS, err);
+    return run(u, true, first_id, n, err);
 }
 
 /* ---- raw copies ---- */

@@ -13,6 +13,7 @@
 #include "kernels/client_cuda.h"
 #include "kernels/engine_cuda.h"
 #include "proto/client/kvstride.h"
+#include "proto/client/kvstride_pack.h"
 
 enum { BENCH_CALL_MS = 60000, BENCH_MAX_LAYERS = 256 };
 
@@ -20,6 +21,7 @@ enum bench_place {
     BENCH_DAEMON, /* slots of the daemon: whole blocks */
     BENCH_BLOCKS, /* the engine's own memory, whole blocks */
     BENCH_PAGES,  /* the engine's own memory, one tensor a layer: a piece for each page */
+    BENCH_PACK,   /* the same, gathered into the daemon's slots and scattered from them by libkvstride */
 };
 
 /* A block of MLA rows, 1,152 bytes a token and layer. */
@@ -31,11 +33,13 @@ typedef struct bench_shape {
 typedef struct bench_user {
     kvs_client *client;
     kvs_ns *ns;
-    kvs_region *region;
+    kvs_region *region; /* NULL with a pack */
+    kvs_pack *pack;
     engine_cuda *engine; /* NULL: the slots are the daemon's */
     uint64_t slot_bytes;
     uint32_t n;
     kvs_slot *slots;   /* [n] */
+    uint32_t *blocks;  /* [n] the same for a pack */
     uint8_t *keys;     /* [n][32] of blocks named_id.. */
     uint64_t named_id; /* plus one; 0: none yet */
     kvs_status *stored;
@@ -48,6 +52,16 @@ extern const kvs_mark bench_now;
 /* Zero *u before.  Also after a failure it is to be closed. */
 kvs_status bench_user_open(bench_user *u, const char *socket, const bench_shape *shape, kvs_err *err);
 void bench_user_close(bench_user *u);
+
+/* Begin to store or load `n` slots from `first` on, under the keys that lie at the same places.  The arguments live here:
+ * one such request for each `first` at a time. */
+typedef struct bench_flight {
+    kvs_request *request;
+    kvs_store_args store;
+    kvs_load_args load;
+} bench_flight;
+kvs_status bench_user_submit(bench_user *u, bench_flight *f, bool load, uint32_t first, uint32_t n, kvs_err *err);
+kvs_status bench_user_end(bench_flight *f, kvs_err *err); /* waits for it; fine if there is none */
 
 /* An engine knows its keys: they are made outside the clock. */
 void bench_user_name(bench_user *u, uint64_t first_id);

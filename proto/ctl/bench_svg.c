@@ -151,19 +151,20 @@ static void put_series(FILE *to, const bench_list *l, const series *s)
     }
 }
 
+/* A row a path: its directions, then its name. */
 static void put_legend(FILE *to, const series *s, int n)
 {
     for (int i = 0; i < n; i++) {
-        double x = LEFT + i % 3 * 90.0, y = LEGEND_TOP + s[i].colour * 20.0;
+        const bool is_store = strcmp(s[i].way, "STORE") == 0;
+        double x = LEFT + (is_store ? 0 : strcmp(s[i].way, "LOAD") == 0 ? 95 : 190);
+        double y = LEGEND_TOP + s[i].colour * 20.0;
         char look[96];
 
-        /* A row a path: its directions, then its name. */
-        x = LEFT + (strcmp(s[i].way, "STORE") == 0 ? 0 : strcmp(s[i].way, "LOAD") == 0 ? 95 : 190);
         (void)snprintf(look, sizeof look, "stroke=\"%s\" stroke-width=\"2\" stroke-dasharray=\"%s\"",
                        COLOURS[s[i].colour], dash_of(s[i].way));
         put_line(to, x, y - 4, x + 30, y - 4, look);
         put_text(to, x + 36, y, "", s[i].way);
-        if (strcmp(s[i].way, "STORE") == 0)
+        if (is_store)
             put_text(to, LEFT + 290, y, "", s[i].path);
     }
 }

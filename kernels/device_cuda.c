@@ -48,6 +48,7 @@ kvs_status device_cuda_get_info(device *d, device_cuda_info *ret, kvs_err *err)
 #include "kernels/cuda_device.h"
 #include "kernels/cuda_error.h"
 #include "kernels/cuda_nodes.h"
+#include "kernels/host_pages.h"
 #include "kernels/kernels_cuda.h"
 #include "proto/wire.h"
 
@@ -85,23 +86,23 @@ kvs_status cuda_enter(cuda_device *d, kvs_err *err)
 /* --- host memory -------------------------------------------------------------------------------------------- */
 
 typedef struct toucher {
-    device *host;
     uint8_t *at;
     uint64_t bytes;
     kvs_status status;
     kvs_err err;
 } toucher;
 
+/* What is there already is mapped ahead, or else by the driver: both are faster than asking for it again. */
 static void *touch(void *arg)
 {
     toucher *t = arg;
 
-    t->status = t->host->ops->host_register(t->host, t->at, t->bytes, &t->err);
+    t->status = kvs_pages_absent(t->at, t->bytes) > 0 ? kvs_pages_make(t->at, t->bytes, &t->err) : KVS_OK;
     return NULL;
 }
 
 /* Allocating pages is the slow part of pinning, and threads share it well. */
-static kvs_status touch_all(cuda_device *d, uint8_t *p, uint64_t bytes, kvs_err *err)
+static kvs_status touch_all(uint8_t *p, uint64_t bytes, kvs_err *err)
 {
     toucher t[MAX_TOUCHERS] = {0};
     pthread_t threads[MAX_TOUCHERS];
@@ -116,7 +117,7 @@ static kvs_status touch_all(cuda_device *d, uint8_t *p, uint64_t bytes, kvs_err 
     for (uint64_t i = 0; i < n && i * share < bytes; i++) {
         uint64_t left = bytes - i * share;
 
-        t[i] = (toucher){.host = d->host, .at = p + i * share, .bytes = n == 1 || left < share ? left : share};
+        t[i] = (toucher){.at = p + i * share, .bytes = n == 1 || left < share ? left : share};
         started[i] = i > 0 && pthread_create(&threads[i], NULL, touch, &t[i]) == 0;
         if (i > 0 && !started[i])
             (void)touch(&t[i]);
@@ -129,6 +130,30 @@ static kvs_status touch_all(cuda_device *d, uint8_t *p, uint64_t bytes, kvs_err 
             s = kvs_fail(err, t[i].status, "%s", t[i].err.msg);
     }
     return s;
+}
+
+/* A pool grows from its start to its end: while the driver pins one piece, a thread maps the next one, if it is of an earlier
+ * life.  Else it finds nothing to do. */
+static void *map_ahead(void *arg)
+{
+    cuda_device *d = arg;
+
+    kvs_pages_map(d->ahead_at, d->ahead_bytes);
+    return NULL;
+}
+
+static void end_ahead(cuda_device *d)
+{
+    if (d->has_ahead)
+        (void)pthread_join(d->ahead, NULL);
+    d->has_ahead = false;
+}
+
+static void begin_ahead(cuda_device *d, uint8_t *at, uint64_t bytes)
+{
+    d->ahead_at = at;
+    d->ahead_bytes = bytes;
+    d->has_ahead = pthread_create(&d->ahead, NULL, map_ahead, d) == 0;
 }
 
 /* Drivers that count what they pin against the limit of locked memory only say that it failed. */
@@ -152,10 +177,12 @@ static kvs_status cuda_host_register(device *base, void *p, uint64_t bytes, kvs_
 
     if (s == KVS_OK && (p == NULL || bytes == 0 || bytes > INTPTR_MAX))
         s = kvs_fail(err, KVS_E_INVALID, "host_register: %" PRIu64 " bytes at %p are no range", bytes, p);
+    end_ahead(d);
     if (s == KVS_OK)
-        s = touch_all(d, p, bytes, err);
+        s = touch_all(p, bytes, err);
     if (s != KVS_OK)
         return s;
+    begin_ahead(d, (uint8_t *)p + bytes, bytes);
     e = cudaHostRegister(p, bytes, cudaHostRegisterPortable);
     return e == cudaSuccess ? KVS_OK : with_lock_limit(cuda_failed_bytes(d, err, "cudaHostRegister", bytes, e), err);
 }
@@ -163,6 +190,7 @@ static kvs_status cuda_host_register(device *base, void *p, uint64_t bytes, kvs_
 static void cuda_host_unregister(device *base, void *p, uint64_t bytes)
 {
     (void)bytes;
+    end_ahead((cuda_device *)base); /* its memory may be on its way out as well */
     if (cuda_enter((cuda_device *)base, NULL) == KVS_OK && cudaHostUnregister(p) != cudaSuccess)
         (void)cudaGetLastError();
 }
@@ -175,8 +203,7 @@ static void cuda_close(device *base)
 
     if (d == NULL)
         return;
-    if (d->host != NULL)
-        d->host->ops->close(d->host);
+    end_ahead(d);
     free(d); /* the context is the process's: other devices of ours, or the caller's own code, may use it */
 }
 
@@ -345,9 +372,7 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
     d->base.ops = &cuda_ops;
     d->ordinal = (int)ordinal;
     memcpy(d->uuid, prop.uuid.bytes, sizeof d->uuid);
-    s = device_cpu_open(&d->host, err);
-    if (s == KVS_OK)
-        s = cuda_enter(d, err);
+    s = cuda_enter(d, err);
     if (s == KVS_OK)
         s = cuda_driver_load(&d->driver, err);
     if (s == KVS_OK)

@@ -24,9 +24,10 @@ ALL_LD := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
 CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
+GENCODE   := $(foreach a,$(filter-out ptx%,$(CUDA_ARCHS)),-gencode arch=compute_$(a),code=sm_$(a)) \
+             $(foreach a,$(patsubst ptx%,%,$(filter ptx%,$(CUDA_ARCHS))),-gencode arch=compute_$(a),code=compute_$(a))
 CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA $(if $(MUTANT),-DKVS_MUTATION) -Xcompiler -fPIC,-Wall,-Wextra -Werror all-warnings \
-             $(foreach a,$(filter-out ptx%,$(CUDA_ARCHS)),-gencode arch=compute_$(a),code=sm_$(a)) \
-             $(foreach a,$(patsubst ptx%,%,$(filter ptx%,$(CUDA_ARCHS))),-gencode arch=compute_$(a),code=compute_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_EXTRA)
+             $(GENCODE) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_EXTRA)
 # One rounding a operation: the same bits with every compiler that follows IEEE 754.
 $(BUILD)/kernels/merge.cu.o: NVCC_EXTRA := --fmad=false
 KERNEL_C := -O3 -ffp-contract=off -fno-math-errno
@@ -35,9 +36,12 @@ sources = $(wildcard $(1)/*.c)
 objects = $(patsubst %.c,$(BUILD)/%.o,$(1))
 PROTO   := $(call objects,$(call sources,proto))
 CONFIG  := $(call objects,$(call sources,config))
-KERNELS := $(call objects,$(call sources,kernels)) $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard kernels/*.cu)))
+# The client's kernel travels as bytes: it is loaded by the driver, so that libkvstride links without CUDA.
+PACK    := $(if $(NVCC),$(BUILD)/kernels/client_pack_image.o)
+KERNELS := $(call objects,$(call sources,kernels)) $(PACK) \
+           $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(filter-out kernels/client_pack.cu,$(wildcard kernels/*.cu))))
 DAEMON  := $(call objects,$(filter-out daemon/main.c,$(call sources,daemon)))
-CLIENT  := $(call objects,$(call sources,proto/client) kernels/client_cuda.c)
+CLIENT  := $(call objects,$(call sources,proto/client) $(wildcard kernels/client_*.c)) $(PACK)
 CTL     := $(call objects,$(filter-out proto/ctl/main.c,$(call sources,proto/ctl)))
 SUPPORT := $(call objects,$(call sources,tests/support))
 # Archives, so that a test links what it uses and no more.
@@ -55,7 +59,8 @@ PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO) $(BUILD)/$(KE
 tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
-GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
+GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(BUILD)/tests/gpu/gpu_engine.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
+POISON := $(if $(NVCC),$(BUILD)/tests/fault/poison.so)
 KB    := $(call objects,$(wildcard tests/kernels/kb_*.c) tests/kernels/kernels_bench.c tests/support/random.c) \
          $(if $(NVCC),$(BUILD)/tests/gpu/fill_cuda.cu.o)
 KT    := $(call objects,$(wildcard tests/kernels/kt*.c) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c tests/support/mla_token.c) \
@@ -111,6 +116,19 @@ $(BUILD)/$(KERNELS_SO): $(KERNELS_API) kernels/exports.map
 	    $(filter %.o,$^) -lm $(CUDA_LIBS)
 	$(Q)ln -sf $(KERNELS_SO) $(BUILD)/libkvstride-kernels.so
 
+# For the cards of CUDA_ARCHS, and as PTX for every later one.
+$(BUILD)/kernels/client_pack.fatbin: kernels/client_pack.cu kernels/client_pack_params.h
+	$(call say,NVCC)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) -std=c++17 -O3 -I. -Werror all-warnings -fatbin $(GENCODE) -gencode arch=compute_80,code=compute_80 -o $@ $<
+$(BUILD)/kernels/client_pack_image.c: $(BUILD)/kernels/client_pack.fatbin
+	$(Q){ echo 'extern const unsigned char client_pack_image[];'; \
+	    echo '_Alignas(16) const unsigned char client_pack_image[] = {'; \
+	    od -An -v -tu1 $< | sed 's/  */ /g; s/\([0-9]\)\( \|$$\)/\1,\2/g'; echo '};'; } > $@
+$(BUILD)/kernels/client_pack_image.o: $(BUILD)/kernels/client_pack_image.c
+	$(call say,CC)
+	$(Q)$(CC) $(ALL_C) -c -o $@ $<
+
 $(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C) -fvisibility=default
 $(BUILD)/tests/gpu/%.o $(BUILD)/tests/kernels/%.o: ALL_C += $(CUDA_C)
 $(BUILD)/%.cu.o: %.cu
@@ -141,6 +159,12 @@ $(BUILD)/tests/gpu/%: $(BUILD)/tests/gpu/%.o $(GPU_SUPPORT) $(TEST_LIBS)
 $(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+# What the GPU tests preload into the daemon.
+$(BUILD)/tests/gpu/test_gpu_service: | $(POISON)
+$(BUILD)/tests/fault/%.so: tests/fault/%.cu
+	$(call say,NVCC)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) -std=c++17 -O2 -shared -Xcompiler -fPIC,-Wall,-Wextra $(GENCODE) -o $@ $<
 # Every operation of kernels/ on the cpu and on CUDA; kernels-test-mutant has addresses that can be told to go wrong.
 $(BUILD)/kernels-test: $(KT) $(BUILD)/libkernels.a $(BUILD)/libproto.a
 	$(call say,LD)
@@ -196,7 +220,8 @@ bench: all
 # Programs, tests and benches with every shared library they need: runs on any x86-64 Linux with glibc >= 2.36.
 bundle: all
 	@$(MAKE) --no-print-directory $(TESTS) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
-	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
+	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(POISON) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
+	@cp tests/gpu/sanitize build/bundle/
 
 BIN := $(DESTDIR)$(PREFIX)/bin
 LIB := $(DESTDIR)$(PREFIX)/lib

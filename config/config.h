@@ -50,6 +50,8 @@ enum {
          "memory that belongs to one layout at a time; 0 = an eighth of the pool, 64MiB..256MiB")                      \
     INT(pool_max_slots, "pool.max_slots", 0, 0, 4294967294, "blocks", false,                                           \
         "exact number of blocks of each layout; 0 = as many as fit")                                                   \
+    INT(pool_numa_node, "pool.numa_node", -1, -1, 1023, "node", false,                                                 \
+        "memory node of the pool; -1 = the one next to the device; without effect where there is one node")            \
     PATH(                                                                                                              \
         pool_path, "pool.path", "", false,                                                                             \
         "folder on a tmpfs for the pool's memory, which then outlives the daemon; none = the service manager's store") \

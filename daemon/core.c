@@ -9,6 +9,7 @@
 
 #include "daemon/beat.h"
 #include "daemon/log.h"
+#include "kernels/host_node.h"
 
 /* ---- deadlines: a binary heap, the earliest first; due_at is the place in it plus one ---- */
 
@@ -94,8 +95,13 @@ static device *host_of(const core *c)
 static void grow_run(pinner_task *t)
 {
     core *c = (core *)(void *)((uint8_t *)t - offsetof(core, grow));
+    device *dev = host_of(c);
 
-    c->grow_err.status = host_of(c)->ops->host_register(host_of(c), c->growing.address, c->growing.bytes, &c->grow_err);
+    c->grow_err.status = kvs_host_node_place(c->growing.address, c->growing.bytes, c->numa_node, &c->grow_err);
+    if (c->config->pool_numa_node < 0) /* nobody asked for it: a container that forbids it is no fault */
+        c->grow_err.status = KVS_OK;
+    if (c->grow_err.status == KVS_OK)
+        c->grow_err.status = dev->ops->host_register(dev, c->growing.address, c->growing.bytes, &c->grow_err);
 }
 
 static void grow_next(core *c);
@@ -370,9 +376,36 @@ void core_configured(core *c)
     grow_next(c);
 }
 
+/* One that was asked for must be there; the device's own is only advice. */
+static kvs_status check_node(const config *cfg, kvs_err *err)
+{
+    kvs_err why = {0};
+    kvs_status s = kvs_host_node_check((int32_t)cfg->pool_numa_node, &why);
+
+    return s == KVS_OK ? s : kvs_fail(err, s, "pool.numa_node: %s", why.msg);
+}
+
 kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sink, uint64_t now_us, kvs_err *err)
 {
     return core_create_on(ret, cfg, &dev, 1, sink, NULL, now_us, err);
+}
+
+/* Cards on several nodes: none of them is the right one. */
+static int32_t node_of_pool(const core *c)
+{
+    int32_t node = KVS_NODE_ANY;
+
+    if (c->config->pool_numa_node >= 0)
+        return (int32_t)c->config->pool_numa_node;
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        const core_device *d = &c->devices[i];
+        int32_t its = d->dev->ops->about ? d->about.numa_node : KVS_NODE_ANY;
+
+        if (i > 0 && its != node)
+            return KVS_NODE_ANY;
+        node = its;
+    }
+    return node;
 }
 
 static kvs_status take_devices(core *c, device *const *devs, uint32_t n, kvs_err *err)
@@ -388,6 +421,7 @@ static kvs_status take_devices(core *c, device *const *devs, uint32_t n, kvs_err
         (void)snprintf(d->name, sizeof(d->name), n > 1 ? "%.12s%u" : "%.12s", devs[i]->ops->name, i);
     }
     c->n_devices = n;
+    c->numa_node = node_of_pool(c);
     return KVS_OK;
 }
 
@@ -410,7 +444,9 @@ kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, ui
     c->lease_due_us = UINT64_MAX;
     c->next_region = 1;
     c->next_conn_id = 1;
-    s = take_devices(c, devs, n_devs, err);
+    s = check_node(cfg, err);
+    if (s == KVS_OK)
+        s = take_devices(c, devs, n_devs, err);
     if (s == KVS_OK)
         s = make_random(c->boot_id, sizeof(c->boot_id), err);
     if (s == KVS_OK)

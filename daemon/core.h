@@ -248,6 +248,7 @@ struct core {
     uint64_t lease_due_us;
     pinner_task grow;
     core_piece growing, *pieces; /* registered */
+    int32_t numa_node;           /* that new pieces come from; KVS_NODE_ANY */
     uint32_t n_pieces;
     bool is_growing, grow_failed;
     pinner_task drop; /* of a piece above the pool's size */

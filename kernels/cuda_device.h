@@ -6,6 +6,7 @@
  * Knows CUDA.  Included by those files only.  Threads and ownership as in device_cuda.h. */
 
 #ifdef KVS_CUDA
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -19,10 +20,13 @@ typedef struct cuda_device {
     int ordinal;
     uint8_t uuid[16];
     uint64_t granularity;
-    device *host; /* the cpu device: it knows how to allocate the pages of host memory */
     cuda_driver driver;
     device_about about;
     _Atomic bool lost;
+    pthread_t ahead; /* maps ahead_at.. while has_ahead; of the thread that registers host memory */
+    bool has_ahead;
+    uint8_t *ahead_at;
+    uint64_t ahead_bytes;
 } cuda_device;
 
 /* Make `d` the thread's device.  E_DEVICE_LOST if it was lost before. */

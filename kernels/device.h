@@ -53,6 +53,7 @@ typedef struct device_about {
     uint8_t uuid[16];
     uint64_t total_bytes;
     uint64_t idle_bytes; /* of its memory, taken by opening it: context, kernels.  0: not known */
+    int32_t numa_node;   /* of the host memory next to it; -1: not known */
 } device_about;
 
 typedef struct device_ops {

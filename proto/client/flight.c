@@ -39,6 +39,7 @@ kvs_status client_table(kvs_client *c, uint32_t n, kvs_err *err)
     c->free_head = 0;
     c->data_used = c->control_used = c->orphans = 0;
     c->bytes_used = 0;
+    memset(c->entry_used, 0, sizeof c->entry_used);
     return KVS_OK;
 }
 
@@ -61,6 +62,7 @@ static flight *line_take(kvs_client *c, const call *k)
                    .id = (++c->seq << CLIENT_FLIGHT_BITS) | i,
                    .cost = k->cost,
                    .region_id = k->region_id,
+                   .entry = k->entry,
                    .op = k->r->op,
                    .used = true,
                    .control = k->control,
@@ -84,6 +86,8 @@ static void line_free(kvs_client *c, flight *fl)
     c->bytes_used -= fl->cost;
     if (fl->r == NULL)
         c->orphans--;
+    if (fl->entry != WIRE_NONE32)
+        c->entry_used[fl->entry] = false;
     fl->used = false;
     fl->next_free = c->free_head;
     c->free_head = (uint32_t)(fl - c->table);
@@ -115,6 +119,14 @@ void client_wake_keeper(kvs_client *c)
     uint64_t one = 1;
 
     (void)!write(c->wake_fd, &one, sizeof one);
+}
+
+void client_poke(kvs_client *c)
+{
+    uint64_t one = 1;
+
+    if (c->reading)
+        (void)!write(c->poke_fd, &one, sizeof one);
 }
 
 void client_complete(kvs_client *c, kvs_request *r, kvs_status s)
@@ -276,11 +288,18 @@ static void take_in(kvs_client *c, kvs_status s, kvs_err *err)
         client_lost(c, "%s", err->msg);
 }
 
+static void take_poke(kvs_client *c)
+{
+    uint64_t n;
+
+    (void)!read(c->poke_fd, &n, sizeof n);
+}
+
 /* Read once, as the only reader.  out_wanted: also come back when the socket takes bytes. */
 static void lead(kvs_client *c, bool out_wanted, int64_t deadline)
 {
     bool flush = c->out_len > 0 && !c->sending;
-    struct pollfd p = {.fd = c->fd, .events = POLLIN};
+    struct pollfd p[2] = {{.fd = c->fd, .events = POLLIN}, {.fd = c->poke_fd, .events = POLLIN}};
     kvs_err err = {KVS_OK, ""};
     kvs_status s = KVS_E_BUSY;
 
@@ -288,13 +307,15 @@ static void lead(kvs_client *c, bool out_wanted, int64_t deadline)
     if (flush)
         c->sending = true;
     if (flush || out_wanted)
-        p.events |= POLLOUT;
+        p[0].events |= POLLOUT;
     (void)pthread_mutex_unlock(&c->mu);
-    if (poll_until(&p, 1, deadline) > 0) {
-        if (flush && (p.revents & POLLOUT))
+    if (poll_until(p, 2, deadline) > 0) {
+        if (p[1].revents != 0)
+            take_poke(c);
+        if (flush && (p[0].revents & POLLOUT))
             flush_out(c);
-        if (p.revents & ~POLLOUT)
-            s = link_recv(p.fd, &c->reader, &err);
+        if (p[0].revents & ~POLLOUT)
+            s = link_recv(p[0].fd, &c->reader, &err);
     }
     (void)pthread_mutex_lock(&c->mu);
     if (flush) {
@@ -485,12 +506,15 @@ static kvs_status submit_locked(call *k, kvs_err *err)
     size_t total = WIRE_HEADER_BYTES + k->out.len, sent = 0;
     wire_header h = {.op = k->r->op, .body_len = (uint32_t)k->out.len, .n_fds = (uint16_t)k->n_fds};
     kvs_status s = await_credit(c, k, err);
+    uint32_t entry;
     uint64_t id;
     flight *fl;
 
     if (s != KVS_OK)
         return s;
     fl = line_take(c, k);
+    entry = k->entry;
+    k->entry = WIRE_NONE32; /* the line has it */
     id = h.id = k->r->id = fl->id;
     k->r->state = REQUEST_FLYING;
     c->sending = true;
@@ -505,8 +529,11 @@ static kvs_status submit_locked(call *k, kvs_err *err)
         return s;
     if (s != KVS_E_AWAY && sent == 0) { /* nothing of it left us: as if it had never been */
         fl = line_find(c, id);
-        if (fl != NULL)
+        if (fl != NULL) {
+            fl->entry = WIRE_NONE32;
             line_free(c, fl);
+        }
+        k->entry = entry;
         k->r->state = REQUEST_NEW;
         return c->state == LINK_UP ? s : kvs_fail(err, KVS_E_AWAY, "%s", c->why);
     }
@@ -529,6 +556,7 @@ kvs_status call_begin(call *k, kvs_client *c, kvs_request *r, uint16_t op, uint6
     k->cost = k->target = 0;
     k->fds = NULL;
     k->n_fds = k->region_id = 0;
+    k->entry = WIRE_NONE32;
     k->control = k->chosen = k->nobody = false;
     k->deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
     r->c = c;
@@ -554,8 +582,21 @@ kvs_status call_begin(call *k, kvs_client *c, kvs_request *r, uint16_t op, uint6
     return KVS_OK;
 }
 
+/* A stream waits for an answer that will never come. */
+static void let_stream_go(call *k)
+{
+    kvs_client *c = k->c;
+
+    (void)pthread_mutex_lock(&c->mu);
+    stream_unjoin(c, k->generation, (kvs_mark){.counter = k->entry, .value = k->entry_value}, KVS_E_CANCELLED);
+    (void)pthread_mutex_unlock(&c->mu);
+    k->entry = WIRE_NONE32;
+}
+
 void call_drop(call *k)
 {
+    if (k->entry != WIRE_NONE32)
+        let_stream_go(k);
     if (k->frame != k->small)
         free(k->frame);
     k->frame = k->small;

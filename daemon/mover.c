@@ -149,7 +149,7 @@ static void submit(run *r)
     if (r->n == 0)
         return;
     beat_mark(BEAT_IN_CALL);
-    b->status = ops->copy(r->m->queue, r->m->copies, r->n, &b->mark, &b->err);
+    b->status = ops->copy(r->m->queue, r->m->copies, r->n, (device_how){DEVICE_BY_ENGINE, 0}, &b->mark, &b->err);
     beat_mark(BEAT_RUNNING);
     b->queued = b->status == KVS_OK;
 }

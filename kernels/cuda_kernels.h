@@ -13,6 +13,7 @@ extern "C" {
 
 kvs_status kvs_mla_write_cuda_init(kvs_err *err);
 kvs_status kvs_mla_decode_cuda_init(kvs_err *err);
+kvs_status kvs_page_copy_cuda_init(kvs_err *err);
 
 #ifdef __cplusplus
 }

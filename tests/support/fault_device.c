@@ -28,6 +28,7 @@ typedef struct fault_batch {
     struct fault_batch *next;
     uint64_t mark;
     size_t n;
+    device_how how;
     device_copy copies[];
 } fault_batch;
 
@@ -284,7 +285,7 @@ static kvs_status run_until(fault_queue *q, uint64_t mark, kvs_err *err)
     while (q->first != NULL && q->first->mark <= mark) {
         fault_batch *b = batch_pop(q);
         uint64_t inner_mark;
-        kvs_status s = ops->copy(q->inner, b->copies, b->n, &inner_mark, err);
+        kvs_status s = ops->copy(q->inner, b->copies, b->n, b->how, &inner_mark, err);
 
         free(b);
         if (s == KVS_OK)
@@ -296,7 +297,8 @@ static kvs_status run_until(fault_queue *q, uint64_t mark, kvs_err *err)
 }
 
 /* Inner marks stay inside: everything of a batch is waited for in one go, so ours can be plain numbers. */
-static kvs_status fault_copy(device_queue *dq, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err)
+static kvs_status fault_copy(device_queue *dq, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
+                             kvs_err *err)
 {
     fault_queue *q = (fault_queue *)dq;
     fault_device *f = of(q->base.dev);
@@ -309,7 +311,7 @@ static kvs_status fault_copy(device_queue *dq, const device_copy *c, size_t n, u
     b = malloc(sizeof *b + n * sizeof *c);
     if (b == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "fault device: no memory");
-    *b = (fault_batch){.mark = q->mark + 1, .n = n};
+    *b = (fault_batch){.mark = q->mark + 1, .n = n, .how = how};
     if (n > 0)
         memcpy(b->copies, c, n * sizeof *c);
     *q->last = b;

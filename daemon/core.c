@@ -327,6 +327,31 @@ static void share_link(const core *c, uint32_t tenant, uint32_t share)
     decoder_share(c->decoder, tenant, share);
 }
 
+/* What the configuration and the card's table say of copies. */
+static void set_movers(core *c)
+{
+    mover_settings s = {.batch_bytes = (uint64_t)c->config->mover_batch_bytes};
+    const copy_table *table;
+
+    calibration_read(&c->calibration, c->config, c->dev);
+    table = c->calibration.is_measured ? &c->calibration.table : NULL;
+    route_rules_make(&s.rules, c->config, table, 0, c->dev->ops->copies_by_kernel);
+    mover_set(c->load, &s);
+    route_rules_make(&s.rules, c->config, table, 1, c->dev->ops->copies_by_kernel);
+    mover_set(c->store, &s);
+}
+
+static void log_calibration(const core *c)
+{
+    const calibration *x = &c->calibration;
+    char why[2 * KVS_ERR_MSG_BYTES];
+
+    if (c->dev->ops->copies_by_kernel)
+        log_event(LOG_LEVEL_INFO, "calibration", " decides=%s date=%s reason=%s",
+                  calibration_source(x, c->config, c->dev), x->is_measured ? x->table.date : "-",
+                  log_quote(why, sizeof(why), x->why, strlen(x->why)));
+}
+
 static void limit_tenants(core *c)
 {
     for (uint32_t t = 0; t < c->config->n_tenants; t++) {
@@ -352,6 +377,8 @@ void core_reloaded(core *c, kvs_status s, const kvs_err *err)
 void core_configured(core *c)
 {
     limit_tenants(c);
+    set_movers(c);
+    log_calibration(c);
     c->step_due = true; /* somebody may be above a quota now */
     c->resize_due = true;
     resize_next(c);
@@ -391,6 +418,8 @@ kvs_status core_create_on(core **ret, const config *cfg, device *dev, work_sink 
         return s;
     }
     limit_tenants(c);
+    set_movers(c);
+    log_calibration(c);
     c->step_due = pool_adopted(c->pool)->adopted; /* what came back may be above a quota that was lowered meanwhile */
     grow_next(c);
     *ret = c;

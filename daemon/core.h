@@ -16,6 +16,7 @@
  * A request that is OUT keeps its credit, its slots' uses and its place in the table until its jobs are back,
  * answered or not.  CANCELs wait on the target's list and are answered by its end. */
 
+#include "daemon/calibration.h"
 #include "daemon/decoder.h"
 #include "daemon/directory.h"
 #include "daemon/metrics.h"
@@ -214,6 +215,7 @@ struct core {
     work_sink sink;
     pool *pool;
     directory *dir;
+    calibration calibration; /* of the copies that load and store make */
     mover *load, *store;
     decoder *decoder;
     pinner *pinner;

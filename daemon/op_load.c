@@ -441,6 +441,7 @@ kvs_status op_load(request *r, wire_in *in, kvs_err *err)
     load *l = NULL;
     kvs_status s;
 
+    mover_expect(r->peer->core->load); /* it wakes up while we look at keys */
     wire_get_load_req(in, &q);
     if (!(q.flags & WIRE_LOAD_BY_LEASE))
         keys = wire_get_array(in, q.n, WIRE_KEY_BYTES);

@@ -289,6 +289,7 @@ kvs_status op_store(request *r, wire_in *in, kvs_err *err)
     store *x = NULL;
     kvs_status s;
 
+    mover_expect(r->peer->core->store); /* it wakes up while we look at keys */
     wire_get_store_req(in, &q);
     keys = wire_get_array(in, q.n, WIRE_KEY_BYTES);
     refs = wire_get_array(in, q.n, WIRE_slot_ref_BYTES);

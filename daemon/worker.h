@@ -12,6 +12,9 @@
  *   submit --> inbox --(due)----------------------> ready (submit order) --claim, run, signal--> post
  *                 `--(after not reached)--> waiting --(due)--^   dropped ones leave both lists as E_CANCELLED
  *
+ * The thread sleeps when nothing is there, but not at once: for a moment after a job, and after worker_expect, it looks out
+ * for the next one, where there are processors enough.
+ *
  * Fair between tenants: jobs run in turns (a job may need several), and the next turn is that of the tenant with ready jobs
  * who has had the least for its share so far.  One that comes back from a pause begins at what the others have now: nobody
  * saves up turns. */
@@ -40,6 +43,8 @@ typedef struct worker_stats {
 
 kvs_status worker_create(worker **ret, const worker_ops *ops, void *ud, work_sink sink, kvs_err *err);
 void worker_submit(worker *w, job *j);
+/* A job follows within a moment: wake up, and look out for it without sleeping.  Any thread; cheap if it is awake. */
+void worker_expect(worker *w);
 void worker_kick(worker *w);
 void worker_share(worker *w, uint32_t tenant, uint32_t share); /* any thread; at least 1 */
 void worker_destroy(worker *w);                                /* NULL is fine */

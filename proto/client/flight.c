@@ -122,6 +122,7 @@ void client_complete(kvs_client *c, kvs_request *r, kvs_status s)
     r->status = s;
     r->err.status = s;
     r->state = REQUEST_DONE;
+    pace_end(&c->pace, r, clock_ns());
     if (r->pipelined) {
         r->next_done = NULL;
         r->queued = true;
@@ -276,9 +277,24 @@ static void take_in(kvs_client *c, kvs_status s, kvs_err *err)
         client_lost(c, "%s", err->msg);
 }
 
-/* Read once, as the only reader.  out_wanted: also come back when the socket takes bytes. */
-static void lead(kvs_client *c, bool out_wanted, int64_t deadline)
+/* poll_until for a reader whose answer is due from..to: it does not sleep then. */
+static int poll_awake(struct pollfd *p, int64_t from, int64_t to, int64_t deadline)
 {
+    int got = 0;
+
+    if (to > deadline)
+        to = deadline;
+    if (clock_ns() < to && (got = poll_until(p, 1, from < to ? from : to)) == 0)
+        while (clock_ns() < to && (got = poll_until(p, 1, 0)) == 0)
+            ;
+    return got != 0 ? got : poll_until(p, 1, deadline);
+}
+
+/* Read once, as the only reader.  out_wanted: also come back when the socket takes bytes.  r: whose answer is wanted, or
+ * NULL. */
+static void lead(kvs_client *c, const kvs_request *r, bool out_wanted, int64_t deadline)
+{
+    int64_t from = r != NULL ? r->due_from : 0, to = r != NULL ? r->due_to : 0;
     bool flush = c->out_len > 0 && !c->sending;
     struct pollfd p = {.fd = c->fd, .events = POLLIN};
     kvs_err err = {KVS_OK, ""};
@@ -290,7 +306,7 @@ static void lead(kvs_client *c, bool out_wanted, int64_t deadline)
     if (flush || out_wanted)
         p.events |= POLLOUT;
     (void)pthread_mutex_unlock(&c->mu);
-    if (poll_until(&p, 1, deadline) > 0) {
+    if (poll_awake(&p, from, to, deadline) > 0) {
         if (flush && (p.revents & POLLOUT))
             flush_out(c);
         if (p.revents & ~POLLOUT)
@@ -332,7 +348,7 @@ bool client_turn(kvs_client *c, const kvs_request *r, int64_t deadline)
     if (c->reading || c->state != LINK_UP)
         sleep_until(c, r, true, deadline);
     else
-        lead(c, false, deadline);
+        lead(c, r, false, deadline);
     return true;
 }
 
@@ -349,7 +365,7 @@ bool client_turn_for_any(kvs_client *c, int64_t deadline)
 void client_read_once(kvs_client *c)
 {
     if (!c->reading && c->state == LINK_UP)
-        lead(c, false, 0);
+        lead(c, NULL, false, 0);
 }
 
 void client_leave(kvs_client *c)
@@ -375,7 +391,7 @@ static void await_writable(kvs_client *c, int64_t deadline)
         slice = deadline;
     (void)pthread_mutex_lock(&c->mu);
     if (!c->reading && c->state == LINK_UP) {
-        lead(c, true, deadline);
+        lead(c, NULL, true, deadline);
         client_leave(c);
         return;
     }
@@ -493,6 +509,7 @@ static kvs_status submit_locked(call *k, kvs_err *err)
     fl = line_take(c, k);
     id = h.id = k->r->id = fl->id;
     k->r->state = REQUEST_FLYING;
+    pace_begin(&c->pace, k->r, k->cost, clock_ns());
     c->sending = true;
     h.deadline_us = peer_deadline_us(k->deadline);
     wire_header_encode(&h, k->frame);

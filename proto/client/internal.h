@@ -80,10 +80,22 @@ struct kvs_request {
     uint32_t n; /* items asked for */
     kvs_ns *ns; /* OPEN, CREATE, ATTACH, IMPORT; tracking */
     kvs_region *region;
-    void *items;      /* [n] results, by op; may be NULL */
-    void *ret;        /* single result, by op */
-    const void *args; /* the caller's struct: keys and slots for tracking */
+    void *items;          /* [n] results, by op; may be NULL */
+    void *ret;            /* single result, by op */
+    const void *args;     /* the caller's struct: keys and slots for tracking */
+    uint64_t paced_bytes; /* that it moves, if its end is guessed at */
+    int64_t sent_ns, due_from, due_to;
 };
+
+/* ---- when an answer is due: pace.c.  mu is held. ---- */
+typedef struct pace {
+    bool active;
+    double ns_a_byte[2][64]; /* LOAD, STORE; by the leading bit of their bytes; 0: not known */
+} pace;
+void pace_init(pace *p);
+/* It is sent now: due_from..due_to, or 0..0. */
+void pace_begin(pace *p, kvs_request *r, uint64_t bytes, int64_t now);
+void pace_end(pace *p, const kvs_request *r, int64_t now); /* answered, with its status */
 
 /* One line of the table of requests in flight.  r NULL: nobody waits for it any more. */
 typedef struct flight {
@@ -223,6 +235,7 @@ struct kvs_client {
     uint64_t seq;
     uint32_t data_used, control_used, orphans;
     uint64_t bytes_used;
+    pace pace;
 
     kvs_request *all, *done_head, *done_tail;
     kvs_ns *namespaces;

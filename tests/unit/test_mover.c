@@ -8,9 +8,9 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
-#include <xxhash.h>
 
 #include "daemon/beat.h"
+#include "daemon/sums.h"
 #include "tests/support/fault_device.h"
 #include "tests/support/sink.h"
 #include "tests/support/stub_device.h"
@@ -156,7 +156,7 @@ static bool same_block(uint32_t host_slot, uint32_t slot)
 
 static uint64_t sum_of(uint32_t host_slot)
 {
-    return XXH3_64bits(host + host_slot * map->slot_bytes, map->slot_bytes);
+    return sums_one(host + host_slot * map->slot_bytes, map->slot_bytes);
 }
 
 /* --- two batches at once
@@ -390,11 +390,12 @@ Test(mover, sums_a_block_whose_planes_are_listed_out_of_order)
     end();
 }
 
-Test(mover, keeps_batches_below_16_mib)
+Test(mover, keeps_batches_below_what_is_set)
 {
     uint64_t total = 0;
 
     start(DEVICE_LOAD, true, PLANES, UINT64_C(2) << 20);
+    mover_set(m, &(mover_settings){.batch_bytes = UINT64_C(16) << 20});
     submit(make(0, 0, SLOTS));
     cr_assert(sink_run_until(&done, 1));
     cr_assert_eq(stub_count(&dev, STUB_COPY), 3, "48 MiB");

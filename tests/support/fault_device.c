@@ -1,13 +1,16 @@
 #include "tests/support/fault_device.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 typedef struct fault_device {
     device base;
+    device_ops ops;
     device *inner;
+    _Atomic uint64_t by_kernel;
     pthread_mutex_t lock; /* over all below */
     pthread_cond_t changed;
     fault_plan plans[FAULT_CALLS];
@@ -98,6 +101,17 @@ uint64_t fault_device_calls(device *d, fault_call call)
     n = f->calls[call];
     (void)pthread_mutex_unlock(&f->lock);
     return n;
+}
+
+void fault_device_pretend(device *d, uint32_t depth, bool copies_by_kernel)
+{
+    of(d)->ops.depth = depth;
+    of(d)->ops.copies_by_kernel = copies_by_kernel;
+}
+
+uint64_t fault_device_by_kernel(device *d)
+{
+    return atomic_load(&of(d)->by_kernel);
 }
 
 uint32_t fault_device_held(device *d)
@@ -306,6 +320,8 @@ static kvs_status fault_copy(device_queue *dq, const device_copy *c, size_t n, d
     fault_batch *b;
     bool lazy;
 
+    if (how.means == DEVICE_BY_KERNEL)
+        (void)atomic_fetch_add(&f->by_kernel, 1);
     if (s != KVS_OK)
         return s;
     b = malloc(sizeof *b + n * sizeof *c);
@@ -427,7 +443,8 @@ kvs_status fault_device_open(device *inner, device **ret, kvs_err *err)
 
     if (f == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "fault device: no memory");
-    f->base.ops = &fault_ops;
+    f->ops = fault_ops;
+    f->base.ops = &f->ops;
     f->inner = inner;
     (void)pthread_mutex_init(&f->lock, NULL);
     (void)pthread_cond_init(&f->changed, NULL);

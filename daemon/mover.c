@@ -20,7 +20,7 @@ enum {
 /* Where batches are queued ahead, a job begins and ends with small ones: the first is on its way at once, and not much is
  * left to do when the last has landed. */
 #define FIRST_BYTES (UINT64_C(4) << 20)
-#define LAST_BYTES  (UINT64_C(6) << 20) /* some 100 us, which is what waking the loop takes beforehand */
+#define LAST_BYTES  (UINT64_C(8) << 20) /* some 150 us, enough to have the loop awake in time */
 #define LAST_SUMMED (UINT64_C(2) << 20)
 
 struct mover {
@@ -417,8 +417,11 @@ static void mover_stop(void *ud)
     m->dev->ops->queue_close(m->queue);
 }
 
-static const worker_ops load_ops = {"kvs-load", mover_start, mover_turn, mover_stop};
-static const worker_ops store_ops = {"kvs-store", mover_start, mover_turn, mover_stop};
+/* [queued ahead] */
+static const worker_ops load_ops[2] = {{"kvs-load", mover_start, mover_turn, mover_stop, false},
+                                       {"kvs-load", mover_start, mover_turn, mover_stop, true}};
+static const worker_ops store_ops[2] = {{"kvs-store", mover_start, mover_turn, mover_stop, false},
+                                        {"kvs-store", mover_start, mover_turn, mover_stop, true}};
 
 /* Beside the mover's own thread; a core is left to the loop. */
 static unsigned sum_threads(void)
@@ -449,7 +452,7 @@ kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink
     m->depth = dev->ops->depth < 1 ? 1 : dev->ops->depth > MOVER_MAX_DEPTH ? MOVER_MAX_DEPTH : dev->ops->depth;
     s = m->depth > 1 && dir == DEVICE_STORE ? sums_create(&m->sums, sum_threads(), err) : KVS_OK;
     if (s == KVS_OK)
-        s = worker_create(&m->worker, dir == DEVICE_LOAD ? &load_ops : &store_ops, m, sink, err);
+        s = worker_create(&m->worker, &(dir == DEVICE_LOAD ? load_ops : store_ops)[m->depth > 1], m, sink, err);
     if (s != KVS_OK) {
         sums_destroy(m->sums);
         (void)pthread_mutex_destroy(&m->lock);

@@ -4,10 +4,8 @@
 #include <string.h>
 
 enum {
-    DEFAULT_BLOCKS = 32,      /* of short pieces; at 16 a piece of 18 KiB costs a tenth of the speed */
-    DEFAULT_BLOCKS_LONG = 16, /* from LONG_PIECE on */
-    LONG_PIECE = 64 << 10,
-    SHORTER_THAN = 128 << 10,   /* without a table: shorter pieces are worth a kernel */
+    DEFAULT_BLOCKS = 8,         /* four of an H200 come as close to its link as a kernel can */
+    SHORTER_THAN = 48 << 10,    /* without a table: shorter pieces are worth a kernel */
     JUDGED_BYTES = 1 << 20,     /* a smaller batch says little about a rate */
     FIRST_PAUSE_US = 50 * 1000, /* away from a busy GPU: one batch of 300 us in it costs others 0.6 % at most */
     LONGEST_PAUSE_US = 1600 * 1000,
@@ -59,9 +57,7 @@ void route_rules_make(route_rules *ret, const config *c, const copy_table *table
         from_table(ret, c, table, dir);
     } else {
         ret->rules[ret->n++] =
-            (route_rule){.below = LONG_PIECE, .idle = kernel_of(c, DEFAULT_BLOCKS), .busy = BY_ENGINE};
-        ret->rules[ret->n++] =
-            (route_rule){.below = SHORTER_THAN, .idle = kernel_of(c, DEFAULT_BLOCKS_LONG), .busy = BY_ENGINE};
+            (route_rule){.below = SHORTER_THAN, .idle = kernel_of(c, DEFAULT_BLOCKS), .busy = BY_ENGINE};
     }
 }
 
@@ -88,7 +84,7 @@ device_how route_choose(const route *p, const route_rules *r, uint64_t piece_byt
 }
 
 void route_saw(route *p, const route_rules *r, device_how how, uint64_t piece_bytes, uint64_t bytes, uint64_t us,
-              uint64_t now_us)
+               uint64_t now_us)
 {
     const route_rule *x = find(r, piece_bytes);
     double rate, expected;

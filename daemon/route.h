@@ -7,7 +7,7 @@
  * Threads: rules are plain values, made anywhere; a route is one thread's.
  *
  *   long pieces            the engines: the link's speed, and other work on the GPU hardly notices
- *   short pieces, idle     whatever the table says is faster; without a table a kernel below 128 KiB
+ *   short pieces, idle     whatever the table says is faster; without a table a kernel below 48 KiB
  *   short pieces, busy     what is faster and leaves a busy process nine tenths of its speed; without a table the engines
  *
  * A GPU is busy when a kernel gets much less out of the link than it can: then the next ones stay away for a while, longer
@@ -42,7 +42,7 @@ void route_rules_make(route_rules *ret, const config *c, const copy_table *table
 device_how route_choose(const route *p, const route_rules *r, uint64_t piece_bytes, uint64_t now_us);
 /* A batch of `bytes` took `us` by `how`. */
 void route_saw(route *p, const route_rules *r, device_how how, uint64_t piece_bytes, uint64_t bytes, uint64_t us,
-              uint64_t now_us);
+               uint64_t now_us);
 bool route_is_busy(const route *p, uint64_t now_us);
 
 #endif

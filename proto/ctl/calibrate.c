@@ -23,7 +23,7 @@ enum {
 #define CLOSE_ENOUGH 0.97 /* of the best rate: fewer thread blocks leave more to others */
 
 static const uint64_t PIECES[] = {4608, 18432, 73728, 294912, 1179648, 4718592};
-static const uint32_t BLOCKS[] = {4, 8, 16, 32};
+static const uint32_t BLOCKS[] = {1, 2, 4, 8, 16, 32};
 enum { N_PIECES = sizeof PIECES / sizeof *PIECES, N_BLOCKS = sizeof BLOCKS / sizeof *BLOCKS };
 
 typedef struct bench {

@@ -49,10 +49,9 @@ Test(route, without_a_table_takes_the_kernel_for_short_pieces)
     route_rules r = rules(NULL, 0, true);
     route p = {0};
 
-    cr_assert_eq(blocks(&p, &r, 4608, 0), 32);
-    cr_assert_eq(blocks(&p, &r, 18432, 0), 32);
-    cr_assert_eq(blocks(&p, &r, 73728, 0), 16);
-    cr_assert_eq(blocks(&p, &r, 294912, 0), 0);
+    cr_assert_eq(blocks(&p, &r, 4608, 0), 8);
+    cr_assert_eq(blocks(&p, &r, 18432, 0), 8);
+    cr_assert_eq(blocks(&p, &r, 73728, 0), 0);
     cr_assert_eq(blocks(&p, &r, 4497408, 0), 0);
 }
 
@@ -101,15 +100,20 @@ Test(route, can_be_told_by_the_configuration)
     cr_assert_eq(blocks(&p, &r, 4497408, 0), 5);
     conf.mover_kernel_blocks = 0;
     r = rules(NULL, 0, true);
-    cr_assert_eq(blocks(&p, &r, 4497408, 0), 32);
+    cr_assert_eq(blocks(&p, &r, 4497408, 0), 8);
 }
 
-static void saw(route *p, const route_rules *r, double gbs, uint64_t now)
+static void saw_pieces(route *p, const route_rules *r, uint64_t piece, double gbs, uint64_t now)
 {
     device_how how = {DEVICE_BY_KERNEL, 16};
     uint64_t bytes = 16 << 20;
 
-    route_saw(p, r, how, 73728, bytes, (uint64_t)((double)bytes / gbs / 1e3), now);
+    route_saw(p, r, how, piece, bytes, (uint64_t)((double)bytes / gbs / 1e3), now);
+}
+
+static void saw(route *p, const route_rules *r, double gbs, uint64_t now)
+{
+    saw_pieces(p, r, 73728, gbs, now);
 }
 
 Test(route, leaves_a_busy_gpu_to_the_engines_for_longer_and_longer)
@@ -155,11 +159,11 @@ Test(route, without_a_table_learns_what_to_expect)
     route_rules r = rules(NULL, 0, true);
     route p = {0};
 
-    saw(&p, &r, 27, 100);
-    cr_assert_eq(blocks(&p, &r, 73728, 101), 16, "nothing better was seen yet");
-    saw(&p, &r, 51, 200);
-    saw(&p, &r, 27, 300);
-    cr_assert_eq(blocks(&p, &r, 73728, 301), 0);
+    saw_pieces(&p, &r, 18432, 27, 100);
+    cr_assert_eq(blocks(&p, &r, 18432, 101), 8, "nothing better was seen yet");
+    saw_pieces(&p, &r, 18432, 51, 200);
+    saw_pieces(&p, &r, 18432, 27, 300);
+    cr_assert_eq(blocks(&p, &r, 18432, 301), 0);
 }
 
 Test(route, does_not_judge_by_little_bytes_or_by_engines)

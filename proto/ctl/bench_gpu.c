@@ -6,11 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "config/json.h"
+#include "kernels/busy_cuda.h"
 #include "kernels/client_cuda.h"
-#include "kernels/device_cuda.h"
 #include "proto/client/kvstride.h"
 #include "proto/ctl/busy.h"
 #include "proto/ctl/clock.h"
@@ -339,42 +338,34 @@ static kvs_status latency(bench_gpu_result *r, mover_user *u, const char *how, k
 
 /* ---- what it costs others ---- */
 
-static kvs_status open_gpu(void *ud, device **ret, kvs_err *err)
+static kvs_status attend(void *ud, bool (*on_call)(void *call_ud), void *call_ud, kvs_err *err)
 {
-    (void)ud;
-    return device_cuda_open(ret, 0, err);
-}
+    static const busy_cuda_shape SHAPE = {128, 128, 1024, 64};
 
-static double calls_a_second(const busy *b, uint64_t calls, uint64_t began)
-{
-    return (double)(busy_calls(b) - calls) / (double)(clock_ns() - began) * 1e9;
+    (void)ud;
+    return busy_cuda_run(0, &SHAPE, on_call, call_ud, err);
 }
 
 /* How fast the busy process is alone, and while blocks go out and come back. */
 static kvs_status slow_down(bench_gpu_result *r, mover_user *u, busy *b, const char *how, kvs_err *err)
 {
     kvs_status s = busy_go(b, err);
-    gpu_figure *f;
-    uint64_t began = clock_ns(), calls;
-    double alone;
+    double alone = 0;
 
-    if (s != KVS_OK)
-        return s;
-    calls = busy_calls(b);
-    (void)nanosleep(&(struct timespec){0, ALONE_MS * 1000000L}, NULL);
-    alone = calls_a_second(b, calls, began);
+    if (s == KVS_OK)
+        s = busy_speed(b, ALONE_MS, &alone, err);
     for (int load = 0; load < 2 && s == KVS_OK; load++) {
+        uint64_t began = clock_ns(), calls = busy_calls(b);
+        gpu_figure *f;
         double beside;
 
-        began = clock_ns();
-        calls = busy_calls(b);
         while (s == KVS_OK && clock_ns() - began < BESIDE_MS * UINT64_C(1000000)) {
             if (load == 0)
                 s = kvs_reset(u->client, u->ns, 0, NULL, CALL_MS, err);
             if (s == KVS_OK)
                 s = load == 0 ? store(u, 0, err) : load_all(u, err);
         }
-        beside = calls_a_second(b, calls, began);
+        beside = (double)(busy_calls(b) - calls) / (double)(clock_ns() - began) * 1e9;
         f = add(r, "calls a second", true, 0.95);
         (void)snprintf(f->name, sizeof f->name, "GPU: a busy process beside %s of %" PRIu32 " x %" PRIu64 " bytes, %s",
                        load == 0 ? "STORE" : "LOAD", u->n, u->slot_bytes, how);
@@ -497,7 +488,6 @@ static kvs_status run_beside(bench_gpu_result *r, busy *b, kvs_err *err)
 kvs_status bench_gpu(bench_gpu_result *ret, kvs_err *err)
 {
     static const char *const SMALL[] = {"pool.max_bytes=16MiB"};
-    static const busy_shape SHAPE = {128, 128, 1024, 64};
     private_daemon d = {0};
     busy b = {0};
     kvs_status s = private_start(&d, SMALL, 1, err);
@@ -507,7 +497,7 @@ kvs_status bench_gpu(bench_gpu_result *ret, kvs_err *err)
         s = ask_card(&d, ret->card, err);
     private_stop(&d);
     if (s == KVS_OK)
-        s = busy_start(&b, &SHAPE, open_gpu, NULL, err); /* before this process knows the GPU */
+        s = busy_start(&b, attend, NULL, err); /* before this process knows the GPU */
     if (s == KVS_OK)
         s = run_daemon(ret, true, err);
     if (s == KVS_OK)

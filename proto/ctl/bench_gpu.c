@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -336,6 +337,72 @@ static kvs_status latency(bench_gpu_result *r, mover_user *u, const char *how, k
     return KVS_OK;
 }
 
+/* Stores new blocks as fast as it can, until it is told to stop. */
+typedef struct flood {
+    mover_user *u;
+    _Atomic bool stop, failed;
+    kvs_err err;
+} flood;
+
+static void *flood_run(void *arg)
+{
+    flood *f = arg;
+
+    for (uint64_t id = 5000000; !f->stop; id += f->u->n)
+        if (store(f->u, id, &f->err) != KVS_OK) {
+            f->failed = true;
+            break;
+        }
+    return NULL;
+}
+
+static kvs_status trips_of(mover_user *u, double *ret, double *ret_p99, kvs_err *err)
+{
+    static double trips[TRIPS];
+    kvs_status s = KVS_OK;
+
+    for (int i = 0; i < TRIPS && s == KVS_OK; i++) {
+        uint64_t at = clock_ns();
+
+        s = load(u, 0, 1, err);
+        trips[i] = (double)(clock_ns() - at) / 1e3;
+    }
+    if (s != KVS_OK)
+        return s;
+    *ret_p99 = clock_percentile(trips, TRIPS, 99);
+    *ret = clock_percentile(trips, TRIPS, 50);
+    return KVS_OK;
+}
+
+/* One block loaded again and again while the other direction is as busy as it can be. */
+static kvs_status latency_in_flood(bench_gpu_result *r, mover_user *u, mover_user *other, const char *how, kvs_err *err)
+{
+    flood x = {.u = other};
+    double idle = 0, beside = 0, p99 = 0;
+    pthread_t t;
+    gpu_figure *f;
+    kvs_status s = trips_of(u, &idle, &p99, err);
+
+    if (s != KVS_OK)
+        return s;
+    if (pthread_create(&t, NULL, flood_run, &x) != 0)
+        return kvs_fail(err, KVS_E_SYS, "cannot start a thread");
+    s = trips_of(u, &beside, &p99, err);
+    x.stop = true;
+    (void)pthread_join(t, NULL);
+    if (s == KVS_OK && x.failed)
+        s = kvs_fail(err, x.err.status, "flood: %.150s", x.err.msg);
+    if (s != KVS_OK)
+        return s;
+    f = add(r, "us", false, 1.5 * idle + 100);
+    (void)snprintf(f->name, sizeof f->name, "GPU: LOAD of one block in a STORE flood, %s", how);
+    f->plain_is = "the same, idle";
+    f->value = f->judged = beside;
+    f->p99 = p99;
+    f->plain = idle;
+    return KVS_OK;
+}
+
 /* ---- what it costs others ---- */
 
 static kvs_status attend(void *ud, bool (*on_call)(void *call_ud), void *call_ud, kvs_err *err)
@@ -427,6 +494,8 @@ static kvs_status run_daemon(bench_gpu_result *r, bool checksum, kvs_err *err)
         s = latency(r, &whole, how, err);
     if (s == KVS_OK)
         s = user_open(&other, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, false, err);
+    if (s == KVS_OK)
+        s = latency_in_flood(r, &whole, &other, how, err);
     if (s == KVS_OK)
         s = both_ways(r, &whole, &other, how, err);
     if (s == KVS_OK)

@@ -73,9 +73,8 @@ static uint64_t piece_offset(const region_map *map, uint32_t plane)
     return map->cross_layer ? 0 : map->planes[plane].block_offset;
 }
 
-/* Queue `bytes` more, as part of the block's last copy where both sides go on from it.  Never as part of
- * another block's: the two may lie in two pieces of the arena, and a driver refuses a copy across two
- * registrations. */
+/* Queue `bytes` more, as part of the last copy where both sides go on from it.  As part of another block's only if that is
+ * of the same run: else the two may lie in two pieces of the arena, and a driver refuses a copy across two registrations. */
 static bool add_copy(run *r, uint8_t *host, uint8_t *dev, uint64_t bytes)
 {
     bool load = r->m->dir == DEVICE_LOAD;
@@ -135,6 +134,12 @@ static bool verified(run *r, mover_item *it)
     return false;
 }
 
+/* With the block before it: whole blocks only, for two planes may lie in two allocations. */
+static bool may_join(const run *r, const mover_item *it)
+{
+    return it->run != 0 && r->j->map->cross_layer && r->at.item > 0 && it[-1].run == it->run;
+}
+
 /* Collect the next batch.  Items that failed in an earlier one are left out. */
 static void fill(run *r)
 {
@@ -149,7 +154,7 @@ static void fill(run *r)
         /* Not behind other items of this batch: summing takes long, and they could be on their way. */
         if (fresh && r->n > 0 && it->verify && r->m->dir == DEVICE_LOAD)
             return;
-        r->n_before = r->n;
+        r->n_before = may_join(r, it) ? 0 : r->n;
         if (it->status == KVS_E_CANCELLED && (!fresh || verified(r, it)) && !fill_item(r, it))
             return;
         next_item(r);

@@ -200,7 +200,7 @@ install: all
 	install -m 755 $(BUILD)/$(SO) $(LIB)
 	ln -sf $(SO) $(LIB)/libkvstride.so
 	install -m 644 $(BUILD)/libkvstride.a $(LIB)
-	install -m 644 proto/client/kvstride.h $(INC)
+	install -m 644 proto/client/kvstride.h proto/client/kvstride_pack.h $(INC)
 	install -m 644 proto/status.h proto/layout.h $(INC)/proto
 	install -m 644 proto/PROTOCOL.md $(DOC)
 	install -m 644 systemd/README.md $(DOC)/operating.md

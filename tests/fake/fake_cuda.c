@@ -772,7 +772,7 @@ DRIVER cuModuleGetFunction(void **ret, void *m, const char *name)
     (void)m;
     CALLED();
     *ret = names;
-    return strncmp(name, "kvs_client_pack", 15) == 0 ? OK : INVALID_VALUE;
+    return strcmp(name, "kvs_client_pack") == 0 ? OK : INVALID_VALUE;
 }
 
 DRIVER cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,

@@ -63,10 +63,7 @@ static bool engine_open(engine *e, const char *socket, uint32_t tokens, uint32_t
     kvs_pack_plane tensors[LAYERS];
     kvs_namespace desc;
     kvs_ns_info info;
-    kvs_pack_args a = {.n_planes = LAYERS,
-                       .planes = tensors,
-                       .chunk = chunk,
-                       .ctas = getenv("CTAS") ? (uint32_t)atoi(getenv("CTAS")) : 0};
+    kvs_pack_args a = {.n_planes = LAYERS, .planes = tensors, .chunk = chunk, .ctas = ctas};
     kvs_err err = {.msg = ""};
 
     o.path = socket;

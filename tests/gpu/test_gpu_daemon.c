@@ -652,7 +652,7 @@ static bool fetch(racer *x)
 static bool produce(racer *x, bool ordered, uint64_t id, uint8_t value, uint32_t *ret_pure)
 {
     uint64_t bytes = RACE_BLOCKS * x->e.slot_bytes;
-    kvs_mark after = {.counter = 1, .value = id};
+    const kvs_mark after = {.counter = 1, .value = id}, now = KVS_MARK_NOW;
     kvs_err err = {.msg = ""};
 
     if (!cuda_ok(cudaMemset(x->base, 0, bytes), "memset") || !cuda_ok(cudaDeviceSynchronize(), "synchronise"))
@@ -661,7 +661,7 @@ static bool produce(racer *x, bool ordered, uint64_t id, uint8_t value, uint32_t
     (void)cudaMemsetAsync(x->base, value, bytes, x->stream);
     if (write_value((CUstream)x->stream, x->client + 16, id, CU_STREAM_WRITE_VALUE_DEFAULT) != CUDA_SUCCESS)
         return GPU_FAIL("cuStreamWriteValue64");
-    if (store(&x->e, x->region, id, x->slots, RACE_BLOCKS, ordered ? &after : NULL, &err) != KVS_OK)
+    if (store(&x->e, x->region, id, x->slots, RACE_BLOCKS, ordered ? &after : &now, &err) != KVS_OK)
         return GPU_FAIL("store: %s", err.msg);
     if (!cuda_ok(cudaStreamSynchronize(x->stream), "synchronise") ||
         !cuda_ok(cudaMemset(x->base, 0, bytes), "memset") || !cuda_ok(cudaDeviceSynchronize(), "synchronise"))

@@ -448,6 +448,8 @@ kvs_status op_load(request *r, wire_in *in, kvs_err *err)
     if (s == KVS_OK)
         s = check_load(r->peer, &q, &ns, &seat, err);
     if (s == KVS_OK)
+        mover_expect(core_device_of(r->peer->core, seat->region)->load); /* it wakes up while we look at keys */
+    if (s == KVS_OK)
         s = request_charge(r, (uint64_t)q.n * ns->slot_bytes, err);
     if (s == KVS_OK)
         s = make_load(r, &q, seat, &l, err);

@@ -295,6 +295,8 @@ kvs_status op_store(request *r, wire_in *in, kvs_err *err)
     if (s == KVS_OK)
         s = check_store(r->peer, &q, &ns, &seat, err);
     if (s == KVS_OK)
+        mover_expect(core_device_of(r->peer->core, seat->region)->store); /* it wakes up while we look at keys */
+    if (s == KVS_OK)
         s = request_charge(r, (uint64_t)q.n * ns->slot_bytes, err);
     if (s == KVS_OK)
         s = make_store(r, &q, seat, keys, &x, err);

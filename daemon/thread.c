@@ -3,6 +3,9 @@
 #include <signal.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
+
+enum { SPIN_CPUS = 4 }; /* the loop, a mover, a client, and whoever else there is */
 
 uint64_t thread_now_ns(void)
 {
@@ -15,6 +18,11 @@ uint64_t thread_now_ns(void)
 uint64_t thread_now_us(void)
 {
     return thread_now_ns() / 1000;
+}
+
+bool thread_may_spin(void)
+{
+    return sysconf(_SC_NPROCESSORS_ONLN) >= SPIN_CPUS;
 }
 
 int thread_cond_init(pthread_cond_t *c)

@@ -7,12 +7,27 @@
  * joins it. */
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/status.h"
 
 uint64_t thread_now_us(void); /* monotonic */
 uint64_t thread_now_ns(void);
+
+/* In a loop that waits without sleeping: let the processor's other thread go on. */
+static inline void thread_relax(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Are there processors enough that a thread may wait without sleeping for a moment?  Elsewhere it would only keep away whom
+ * it waits for. */
+bool thread_may_spin(void);
 
 /* A condition whose timed wait counts on the monotonic clock: a clock that is set does not stall a worker. */
 int thread_cond_init(pthread_cond_t *c);

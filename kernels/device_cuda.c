@@ -173,6 +173,7 @@ static const device_ops cuda_ops = {
     .name = "cuda",
     .memory = WIRE_MEMORY_CUDA_VMM,
     .depth = 2,
+    .copies_by_kernel = true,
     .about = cuda_about,
     .close = cuda_close,
     .host_register = cuda_host_register,
@@ -277,6 +278,7 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
 {
     cuda_device *d = NULL;
     struct cudaDeviceProp prop;
+    int driver = 0;
     uint32_t n = 0;
     uint64_t before, after;
     kvs_status s = device_cuda_count(&n, err);
@@ -314,6 +316,8 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
     (void)snprintf(d->about.name, sizeof d->about.name, "%.63s", prop.name);
     memcpy(d->about.uuid, d->uuid, sizeof d->about.uuid);
     d->about.total_bytes = prop.totalGlobalMem;
+    if (cudaDriverGetVersion(&driver) == cudaSuccess)
+        d->about.driver_version = (uint32_t)driver;
     d->about.idle_bytes = before != 0 && after > before ? after - before : 0;
     *ret = &d->base;
     return KVS_OK;

@@ -6,10 +6,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "config/json.h"
 #include "kernels/client_cuda.h"
+#include "kernels/device_cuda.h"
 #include "proto/client/kvstride.h"
+#include "proto/ctl/busy.h"
 #include "proto/ctl/clock.h"
 #include "proto/ctl/pattern.h"
 #include "proto/ctl/private.h"
@@ -22,6 +25,10 @@ enum {
     SMALL_BLOCKS = 763, /* about as many bytes */
     ROUNDS = 9,
     TRIPS = 400,
+    SHORT_TOKENS = 16, /* 18,432 bytes a page */
+    SHORT_BLOCKS = 800,
+    ALONE_MS = 500,
+    BESIDE_MS = 1000,
     CALL_MS = 60000,
 };
 
@@ -29,7 +36,7 @@ enum {
 typedef struct mover_user {
     kvs_client *client;
     kvs_ns *ns;
-    kvs_region *region;
+    kvs_region *region, *scratch; /* scratch: under an imported region */
     uint8_t *base;
     uint64_t slot_bytes;
     uint32_t n;
@@ -65,12 +72,39 @@ static kvs_status user_memory(mover_user *u, uint32_t n, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status user_open(mover_user *u, const char *socket, uint32_t layers, uint32_t n, kvs_err *err)
+/* Blocks as an engine with one tensor a layer has them: plain device memory, handed back in as the engine's own. */
+static kvs_status import_pages(mover_user *u, uint32_t layers, uint32_t n, kvs_err *err)
+{
+    kvs_plane_map maps[WHOLE_LAYERS];
+    int fds[16];
+    kvs_import in = {.n_slots = n, .memory = KVS_MEMORY_CUDA_VMM, .n_maps = layers, .maps = maps, .fds = fds};
+    kvs_region_info info;
+    uint64_t page = u->slot_bytes / layers;
+    kvs_status s = kvs_scratch_create(u->client, 0, u->slot_bytes * n, &u->scratch, CALL_MS, err);
+
+    if (s != KVS_OK)
+        return s;
+    kvs_region_get(u->scratch, &info);
+    if (info.n_fds > sizeof fds / sizeof *fds)
+        return kvs_fail(err, KVS_E_LIMIT, "%u descriptors are too many", (unsigned)info.n_fds);
+    in.n_fds = info.n_fds;
+    for (uint32_t i = 0; i < info.n_fds; i++)
+        fds[i] = kvs_region_fd(u->scratch, i);
+    for (uint32_t l = 0; l < layers; l++)
+        maps[l] = (kvs_plane_map){.base = (uint64_t)l * n * page, .stride = page};
+    for (uint32_t i = 0; i < n; i++)
+        u->slots[i] = (kvs_slot){i, 0};
+    return kvs_region_import(u->ns, &in, &u->region, CALL_MS, err);
+}
+
+/* pages: one tensor a layer. */
+static kvs_status user_open(mover_user *u, const char *socket, uint32_t layers, uint32_t tokens, uint32_t n, bool pages,
+                            kvs_err *err)
 {
     static kvs_plane planes[WHOLE_LAYERS];
     kvs_options o = KVS_OPTIONS_INIT;
     kvs_namespace desc;
-    kvs_ns_info info;
+    kvs_ns_info info = {0};
     void *base = NULL;
     uint64_t bytes;
     kvs_status s = user_memory(u, n, err);
@@ -80,23 +114,22 @@ static kvs_status user_open(mover_user *u, const char *socket, uint32_t layers, 
     if (s == KVS_OK)
         s = kvs_connect(&u->client, &o, err);
     if (s == KVS_OK)
-        s = kvs_namespace_mla("bench", "", KVS_FORMAT_mla_bf16, layers, TOKENS, planes, &desc, err);
+        s = kvs_namespace_mla("bench", "", KVS_FORMAT_mla_bf16, layers, tokens, planes, &desc, err);
     if (s == KVS_OK)
         s = kvs_open(u->client, &desc, &u->ns, CALL_MS, err);
-    if (s == KVS_OK)
-        s = kvs_region_create(u->ns, 0, n, &u->region, CALL_MS, err);
-    if (s == KVS_OK)
-        s = kvs_region_map(u->region, &base, &bytes, err);
-    if (s == KVS_OK)
-        s = kvs_slot_take(u->region, n, u->slots, CALL_MS, err);
-    if (s == KVS_OK)
-        s = client_cuda_lane_open(&u->lane, err);
     if (s != KVS_OK)
         return s;
     kvs_ns_get(u->ns, &info);
     u->slot_bytes = info.slot_bytes;
+    s = pages ? import_pages(u, layers, n, err) : kvs_region_create(u->ns, 0, n, &u->region, CALL_MS, err);
+    if (s == KVS_OK)
+        s = kvs_region_map(pages ? u->scratch : u->region, &base, &bytes, err);
+    if (s == KVS_OK && !pages)
+        s = kvs_slot_take(u->region, n, u->slots, CALL_MS, err);
+    if (s == KVS_OK)
+        s = client_cuda_lane_open(&u->lane, err);
     u->base = base;
-    return client_cuda_host(u->lane, n * u->slot_bytes, &u->pinned, err);
+    return s == KVS_OK ? client_cuda_host(u->lane, n * u->slot_bytes, &u->pinned, err) : s;
 }
 
 /* ---- the two directions, through the socket and raw ---- */
@@ -127,6 +160,11 @@ static kvs_status load(mover_user *u, uint64_t first_id, uint32_t n, kvs_err *er
     name_keys(u, first_id);
     a.keys = u->keys;
     return kvs_load(&a, CALL_MS, err);
+}
+
+static kvs_status load_all(mover_user *u, kvs_err *err)
+{
+    return load(u, 0, u->n, err);
 }
 
 static kvs_status raw(mover_user *u, bool load, uint64_t bytes, kvs_err *err)
@@ -299,6 +337,55 @@ static kvs_status latency(bench_gpu_result *r, mover_user *u, const char *how, k
     return KVS_OK;
 }
 
+/* ---- what it costs others ---- */
+
+static kvs_status open_gpu(void *ud, device **ret, kvs_err *err)
+{
+    (void)ud;
+    return device_cuda_open(ret, 0, err);
+}
+
+static double calls_a_second(const busy *b, uint64_t calls, uint64_t began)
+{
+    return (double)(busy_calls(b) - calls) / (double)(clock_ns() - began) * 1e9;
+}
+
+/* How fast the busy process is alone, and while blocks go out and come back. */
+static kvs_status slow_down(bench_gpu_result *r, mover_user *u, busy *b, const char *how, kvs_err *err)
+{
+    kvs_status s = busy_go(b, err);
+    gpu_figure *f;
+    uint64_t began = clock_ns(), calls;
+    double alone;
+
+    if (s != KVS_OK)
+        return s;
+    calls = busy_calls(b);
+    (void)nanosleep(&(struct timespec){0, ALONE_MS * 1000000L}, NULL);
+    alone = calls_a_second(b, calls, began);
+    for (int load = 0; load < 2 && s == KVS_OK; load++) {
+        double beside;
+
+        began = clock_ns();
+        calls = busy_calls(b);
+        while (s == KVS_OK && clock_ns() - began < BESIDE_MS * UINT64_C(1000000)) {
+            if (load == 0)
+                s = kvs_reset(u->client, u->ns, 0, NULL, CALL_MS, err);
+            if (s == KVS_OK)
+                s = load == 0 ? store(u, 0, err) : load_all(u, err);
+        }
+        beside = calls_a_second(b, calls, began);
+        f = add(r, "calls a second", true, 0.95);
+        (void)snprintf(f->name, sizeof f->name, "GPU: a busy process beside %s of %" PRIu32 " x %" PRIu64 " bytes, %s",
+                       load == 0 ? "STORE" : "LOAD", u->n, u->slot_bytes, how);
+        f->plain_is = "it alone";
+        f->value = beside;
+        f->plain = alone;
+        f->judged = beside / alone;
+    }
+    return s;
+}
+
 /* ---- daemons ---- */
 
 /* The card's name, as the daemon gives it.  E_UNSUPPORTED: it works on something else. */
@@ -342,19 +429,19 @@ static kvs_status run_daemon(bench_gpu_result *r, bool checksum, kvs_err *err)
     kvs_status s = private_start(&d, settings, 3, err);
 
     if (s == KVS_OK)
-        s = user_open(&whole, d.socket, WHOLE_LAYERS, WHOLE_BLOCKS, err);
+        s = user_open(&whole, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, false, err);
     if (s == KVS_OK)
         s = rates_of(r, &whole, how, 0.98, err);
     if (s == KVS_OK)
         s = latency(r, &whole, how, err);
     if (s == KVS_OK)
-        s = user_open(&other, d.socket, WHOLE_LAYERS, WHOLE_BLOCKS, err);
+        s = user_open(&other, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, false, err);
     if (s == KVS_OK)
         s = both_ways(r, &whole, &other, how, err);
     if (s == KVS_OK)
         s = kvs_reset(whole.client, NULL, 0, NULL, CALL_MS, err);
     if (s == KVS_OK)
-        s = user_open(&small, d.socket, SMALL_LAYERS, SMALL_BLOCKS, err);
+        s = user_open(&small, d.socket, SMALL_LAYERS, TOKENS, SMALL_BLOCKS, false, err);
     if (s == KVS_OK)
         s = rates_of(r, &small, how, 0.96, err);
     user_close(&small);
@@ -364,10 +451,55 @@ static kvs_status run_daemon(bench_gpu_result *r, bool checksum, kvs_err *err)
     return s;
 }
 
+/* One tensor a layer, by the daemon's kernel, on a GPU that does nothing else. */
+static kvs_status run_pages(bench_gpu_result *r, kvs_err *err)
+{
+    static const char *const settings[] = {"pool.max_bytes=3GiB", "device.max_region_bytes=8GiB",
+                                           "device.max_import_bytes=8GiB", "mover.path=kernel",
+                                           "mover.kernel_blocks=8"};
+    static const char *const how = "pages of 72 KiB by 8 CTAs", *const how_short = "pages of 18 KiB by 8 CTAs";
+    private_daemon d = {0};
+    mover_user pages = {0}, shorter = {0};
+    kvs_status s = private_start(&d, settings, 5, err);
+
+    if (s == KVS_OK)
+        s = user_open(&pages, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, true, err);
+    if (s == KVS_OK)
+        s = rates_of(r, &pages, how, 0.90, err);
+    if (s == KVS_OK)
+        s = kvs_reset(pages.client, NULL, 0, NULL, CALL_MS, err);
+    if (s == KVS_OK)
+        s = user_open(&shorter, d.socket, WHOLE_LAYERS, SHORT_TOKENS, SHORT_BLOCKS, true, err);
+    if (s == KVS_OK)
+        s = rates_of(r, &shorter, how_short, 0.86, err);
+    user_close(&shorter);
+    user_close(&pages);
+    private_stop(&d);
+    return s;
+}
+
+static kvs_status run_beside(bench_gpu_result *r, busy *b, kvs_err *err)
+{
+    static const char *const settings[] = {"pool.max_bytes=3GiB", "device.max_region_bytes=8GiB"};
+    private_daemon d = {0};
+    mover_user whole = {0};
+    kvs_status s = private_start(&d, settings, 2, err);
+
+    if (s == KVS_OK)
+        s = user_open(&whole, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, false, err);
+    if (s == KVS_OK)
+        s = slow_down(r, &whole, b, "checksum on", err);
+    user_close(&whole);
+    private_stop(&d);
+    return s;
+}
+
 kvs_status bench_gpu(bench_gpu_result *ret, kvs_err *err)
 {
     static const char *const SMALL[] = {"pool.max_bytes=16MiB"};
+    static const busy_shape SHAPE = {128, 128, 1024, 64};
     private_daemon d = {0};
+    busy b = {0};
     kvs_status s = private_start(&d, SMALL, 1, err);
 
     *ret = (bench_gpu_result){.n = 0};
@@ -375,6 +507,15 @@ kvs_status bench_gpu(bench_gpu_result *ret, kvs_err *err)
         s = ask_card(&d, ret->card, err);
     private_stop(&d);
     if (s == KVS_OK)
+        s = busy_start(&b, &SHAPE, open_gpu, NULL, err); /* before this process knows the GPU */
+    if (s == KVS_OK)
         s = run_daemon(ret, true, err);
-    return s == KVS_OK ? run_daemon(ret, false, err) : s;
+    if (s == KVS_OK)
+        s = run_daemon(ret, false, err);
+    if (s == KVS_OK)
+        s = run_pages(ret, err);
+    if (s == KVS_OK)
+        s = run_beside(ret, &b, err);
+    busy_stop(&b);
+    return s;
 }

@@ -4,14 +4,14 @@
 /* The GPU part of kvstridectl bench: blocks through the socket, beside raw copies of pinned memory in the same run.
  *
  * Knows libkvstride, client_cuda and a private daemon.  Does not know how figures are shown.
- * Two threads for copies in both directions.  Figures are plain values. */
+ * Two threads for copies in both directions, and a busy process beside.  Figures are plain values. */
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "proto/status.h"
 
-enum { BENCH_GPU_FIGURES = 16 };
+enum { BENCH_GPU_FIGURES = 24 };
 
 typedef struct gpu_figure {
     char name[72];

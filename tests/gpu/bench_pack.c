@@ -1,6 +1,6 @@
 /* bench_pack: client pack beside an engine that is at work, in the engine's own process.
  *
- *   bench_pack [72|18] [on|off] [CHUNK [CTAS]]   pages in KiB, checksums (both of each if not given), kvs_pack_args
+ *   bench_pack [72|18] [on|off] [CHUNK [CTAS [STAGING]]]   pages in KiB, checksums (both of each if not given), kvs_pack_args
  * Each line: how much of one raw copy of the same run the whole way through the daemon reaches, and how fast the engine is
  * meanwhile, of its speed alone. */
 #include <inttypes.h>
@@ -57,13 +57,13 @@ static bool engine_memory(engine *e)
            cudaStreamCreateWithFlags(&e->raw, cudaStreamNonBlocking) == cudaSuccess;
 }
 
-static bool engine_open(engine *e, const char *socket, uint32_t tokens, uint32_t chunk, uint32_t ctas)
+static bool engine_open(engine *e, const char *socket, uint32_t tokens, const kvs_pack_args *more)
 {
     kvs_options o = KVS_OPTIONS_INIT;
     kvs_pack_plane tensors[LAYERS];
     kvs_namespace desc;
     kvs_ns_info info;
-    kvs_pack_args a = {.n_planes = LAYERS, .planes = tensors, .chunk = chunk, .ctas = ctas};
+    kvs_pack_args a = *more;
     kvs_err err = {.msg = ""};
 
     o.path = socket;
@@ -80,6 +80,8 @@ static bool engine_open(engine *e, const char *socket, uint32_t tokens, uint32_t
         tensors[l] = (kvs_pack_plane){e->memory + (uint64_t)(LAYERS - 1 - l) * e->n * e->planes[l].page_bytes,
                                       e->planes[l].page_bytes};
     a.ns = e->ns;
+    a.n_planes = LAYERS;
+    a.planes = tensors;
     a.n_blocks = e->n;
     return kvs_pack_open(e->client, &a, &e->pack, 0, &err) == KVS_OK ? true : fail(err.msg);
 }
@@ -221,7 +223,7 @@ static bool measure_all(engine *e)
     return good;
 }
 
-static bool run(uint32_t tokens, bool checksum, uint32_t chunk, uint32_t ctas)
+static bool run(uint32_t tokens, bool checksum, const kvs_pack_args *more)
 {
     daemon_fixture d;
     engine e = {0};
@@ -233,10 +235,10 @@ static bool run(uint32_t tokens, bool checksum, uint32_t chunk, uint32_t ctas)
                              ? "{\"device\": {\"kind\": \"cuda\"}, \"pool\": {\"max_bytes\": \"2GiB\"}}"
                              : "{\"device\": {\"kind\": \"cuda\"}, \"pool\": {\"max_bytes\": \"2GiB\", \"checksum\": "
                                "false}}");
-    good = daemon_start(&d, NULL) && engine_open(&e, d.socket, tokens, chunk, ctas);
+    good = daemon_start(&d, NULL) && engine_open(&e, d.socket, tokens, more);
     if (good) {
-        (void)printf("%u blocks of %d pages of %" PRIu64 " bytes, checksums %s, chunk %u\n", e.n, LAYERS,
-                     e.planes[0].page_bytes, checksum ? "on" : "off", chunk);
+        (void)printf("%u blocks of %d pages of %" PRIu64 " bytes, checksums %s, chunk %u, slots %u\n", e.n, LAYERS,
+                     e.planes[0].page_bytes, checksum ? "on" : "off", more->chunk, more->n_staging);
         good = measure_all(&e);
     }
     engine_close(&e);
@@ -244,11 +246,16 @@ static bool run(uint32_t tokens, bool checksum, uint32_t chunk, uint32_t ctas)
     return good;
 }
 
+static uint32_t number(int argc, char **argv, int i)
+{
+    return argc > i ? (uint32_t)strtoul(argv[i], NULL, 10) : 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *page = argc > 1 ? argv[1] : "", *sums = argc > 2 ? argv[2] : "";
-    uint32_t chunk = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 0;
-    uint32_t ctas = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 0;
+    kvs_pack_args more = {
+        .chunk = number(argc, argv, 3), .ctas = number(argc, argv, 4), .n_staging = number(argc, argv, 5)};
     bool good = true;
     int n = 0;
 
@@ -262,7 +269,7 @@ int main(int argc, char **argv)
         if ((page[0] != '\0' && (strcmp(page, "18") == 0) != small) ||
             (sums[0] != '\0' && (strcmp(sums, "on") == 0) != checksum))
             continue;
-        good = run(small ? 16 : 64, checksum, chunk, ctas);
+        good = run(small ? 16 : 64, checksum, &more);
     }
     return good ? 0 : 1;
 }

@@ -740,6 +740,52 @@ Test(client_gpu, a_stream_waits_for_its_load_and_goes_on)
     end(&e);
 }
 
+Test(client_gpu, a_request_without_mark_or_stream_waits_for_the_gpu)
+{
+    enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906 };
+    static engine e;
+    atomic_int gate = 0;
+    const kvs_mark now = KVS_MARK_NOW;
+    kvs_status stored[8], dropped;
+    kvs_store_args a;
+    kvs_load_args ld;
+    pthread_t t;
+    place p;
+    uint32_t waits;
+
+    if (!begin(&e))
+        return;
+    p = place_of(&e);
+    (void)move_of(&e, 11, 8);
+    a = (kvs_store_args){
+        .ns = e.ns, .region = p.region, .n = 8, .keys = e.keys[0], .slots = p.slots, .results = stored};
+    gpu.hold(e.stream, &gate);
+    gpu.fill(e.stream, p.base, 0x71, 8 * vault.slot_bytes);
+    (void)pthread_create(&t, NULL, open_gate, &gate);
+    OK(kvs_store(&a, 0, &err));
+    (void)pthread_join(t, NULL);
+    cr_assert_eq(vault.kept[find_key(e.keys[7])].bytes[0], 0x71);
+    waits = gpu.calls("cuCtxSynchronize");
+    a.after = &now; /* the caller knows that nothing is under way */
+    OK(kvs_store(&a, 0, &err));
+    ld = load_of(&e, &p, 0);
+    ld.stream = NULL;
+    ld.slots = NULL; /* nobody has touched what the daemon will choose */
+    e.keys[0][0] = 0;
+    FAILS(KVS_E_PARTIAL, kvs_load(&ld, 0, &err)); /* there is no such key */
+    cr_assert_eq(gpu.calls("cuCtxSynchronize"), waits);
+    OK(kvs_slot_drop(p.region, p.slots, 1, NULL, &dropped, 0, &err));
+    cr_assert_eq(gpu.calls("cuCtxSynchronize"), waits + 1);
+    a.after = NULL;
+    gpu.fail("cuCtxSynchronize", 1, CAPTURE_UNSUPPORTED);
+    FAILS(KVS_E_STATE, kvs_store(&a, 0, &err));
+    gpu.fail("cuStreamIsCapturing", 1, CAPTURE_IMPLICIT);
+    FAILS(KVS_E_STATE, kvs_store(&a, 0, &err));
+    gpu.fail("cuCtxSynchronize", 1, DEVICE);
+    FAILS(KVS_E_DEVICE, kvs_store(&a, 0, &err));
+    end(&e);
+}
+
 Test(client_gpu, a_request_that_is_never_sent_lets_its_stream_go)
 {
     static engine e;

@@ -347,6 +347,20 @@ static bool has_ended(const run *r)
     return true;
 }
 
+/* The job at hand is queued to its end: so that the device goes on, the next one may use what is left of the depth. */
+static void queue_next(mover *m, uint32_t flying, uint32_t depth)
+{
+    mover_job *j = flying < depth ? (mover_job *)(void *)worker_next(m->worker) : NULL;
+    run r = {.m = m, .j = j, .most = UINT32_MAX};
+
+    if (j == NULL)
+        return;
+    r.at = j->at;
+    while (flying + j->n_flying < depth && may_submit(&r, depth) && !j->items[r.at.item].verify) /* that takes long */
+        submit(&r);
+    j->at = r.at;
+}
+
 /* One batch lands, with others behind it so that the device goes on.  True: that was the last of the job. */
 static bool run_batch(run *r, uint32_t depth)
 {
@@ -354,6 +368,8 @@ static bool run_batch(run *r, uint32_t depth)
 
     while (may_submit(r, depth))
         submit(r);
+    if (r->at.item >= r->j->n_items && r->j->n_flying > 0)
+        queue_next(r->m, r->j->n_flying, depth);
     if (r->j->n_flying > 0) {
         announce_end(r);
         b = land(r);

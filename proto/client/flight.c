@@ -297,7 +297,7 @@ static void take_poke(kvs_client *c)
 }
 
 /* poll_until for a reader whose answer is due from..to: it does not sleep then. */
-static int poll_awake(struct pollfd *p, nfds_t n, int64_t from, int64_t to, int64_t deadline)
+static int poll_awake(struct pollfd *p, unsigned n, int64_t from, int64_t to, int64_t deadline)
 {
     int got = 0;
 

@@ -382,7 +382,7 @@ static void apply_config(app *a, const config *next, const char *changed, const 
     keep_config(a);
     log_set_level(level_of(a->config.log_level));
     core_configured(a->core);
-    server_recheck(a->server);
+    server_configured(a->server);
     log_event(LOG_LEVEL_INFO, "reloaded", " file=%s changed=%s needs_restart=%s", a->options.config_path,
               changed[0] != '\0' ? changed : "-", kept[0] != '\0' ? kept : "-");
 }
@@ -398,6 +398,8 @@ static kvs_status reload_into(app *a, config *room, bool dry_run, json_writer *w
         s = options_reload(&room[1], &room[0], changed, kept, KEY_LIST_BYTES, err);
     if (s == KVS_OK)
         s = core_check_config(a->core, &room[1], err);
+    if (s == KVS_OK)
+        s = server_prepare(a->server, &room[1], dry_run, err);
     if (s != KVS_OK)
         return s;
     if (w != NULL)

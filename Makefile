@@ -1,4 +1,4 @@
-# kvstride: make | make demo | make test | make check | make fuzz | make bench | make bundle | make install
+# kvstride: make | make demo | make test | make mutation | make check | make fuzz | make bench | make bundle | make install
 # SAN=address,undefined or SAN=thread gives an instrumented build of its own; CUDA_ARCHS="80 90a" chooses GPU code.
 VERSION := 0.1.0
 PREFIX  ?= /usr/local
@@ -13,18 +13,18 @@ CUDA_ARCHS ?= 90a
 Q := $(if $(V),,@)
 say = @$(if $(V),:,echo '  $(1)  $@')
 comma := ,
-BUILD := build$(if $(SAN),/$(subst $(comma),-,$(SAN)),/release)
+BUILD := build/$(if $(MUTANT),mutant,$(if $(SAN),$(subst $(comma),-,$(SAN)),release))
 WARN  := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wundef \
          -Wcast-qual -Wwrite-strings
 OPT   ?= -O2
 ALL_C := -std=c11 -D_GNU_SOURCE -DKVS_VERSION='"$(VERSION)"' $(WARN) $(OPT) -g -fno-omit-frame-pointer -pthread -I. \
-         -fPIC -fvisibility=hidden -MMD -MP $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all) $(CFLAGS)
+         -fPIC -fvisibility=hidden -MMD -MP $(if $(MUTANT),-DKVS_MUTATION -Wno-missing-field-initializers) $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all) $(CFLAGS)
 ALL_LD := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 # The CUDA runtime is linked in and looks for the driver when it is first called: one binary for machines with and without.
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
 CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
-CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra -Werror all-warnings \
+CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA $(if $(MUTANT),-DKVS_MUTATION) -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra -Werror all-warnings \
              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@
 # One rounding a operation: the same bits with every compiler that follows IEEE 754.
 KERNEL_C := -O3 -ffp-contract=off -fno-math-errno
@@ -50,6 +50,8 @@ tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
 GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
+KT    := $(call objects,$(call sources,tests/kernels) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c) \
+         $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/kernels/*.cu tests/gpu/oracle_cuda.cu)))
 RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
 FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c))
@@ -91,7 +93,7 @@ $(BUILD)/$(SO): $(CLIENT) $(PROTO)
 	$(Q)ln -sf $(SO) $(BUILD)/libkvstride.so
 
 $(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C)
-$(BUILD)/tests/gpu/%.o: ALL_C += $(CUDA_C)
+$(BUILD)/tests/gpu/%.o $(BUILD)/tests/kernels/%.o: ALL_C += $(CUDA_C)
 $(BUILD)/%.cu.o: %.cu
 	$(call say,NVCC)
 	@mkdir -p $(@D)
@@ -120,6 +122,14 @@ $(BUILD)/tests/gpu/%: $(BUILD)/tests/gpu/%.o $(GPU_SUPPORT) $(TEST_LIBS)
 $(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+# Every operation of kernels/ on the cpu and on CUDA; kernels-test-mutant has addresses that can be told to go wrong.
+$(BUILD)/kernels-test: $(KT) $(BUILD)/libkernels.a $(BUILD)/libproto.a
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcrypto -lm $(CUDA_LIBS)
+$(BUILD)/kernels-test-mutant: FORCE
+	@$(MAKE) --no-print-directory MUTANT=1 build/mutant/kernels-test
+	@cmp -s build/mutant/kernels-test $@ || cp build/mutant/kernels-test $@
+FORCE:
 .PRECIOUS: $(BUILD)/%.o
 .SECONDARY:
 
@@ -132,11 +142,16 @@ run: all
 
 # ---- proof --------------------------------------------------------------------------------------------------
 # Under SAN=thread only the race programs: Criterion's runner does not survive that sanitizer.
-TESTS := $(if $(findstring thread,$(SAN)),$(RACE),$(UNIT) $(GPU) $(RACE))
+TESTS := $(if $(findstring thread,$(SAN)),$(RACE),$(UNIT) $(GPU) $(RACE) $(BUILD)/kernels-test)
 test: deps
 	@$(MAKE) --no-print-directory test-programs
 	@tests/run $(BUILD) $(TESTS) $(if $(findstring thread,$(SAN)),,tests/python/run)
 test-programs: programs $(TESTS)
+# Every place that makes an address, every way to get it wrong: some case of that operation must fail.
+mutation: deps
+	@mkdir -p build/release
+	@$(MAKE) --no-print-directory build/release/kernels-test-mutant
+	@build/release/kernels-test-mutant --mutants
 test-race:
 	@$(MAKE) --no-print-directory SAN=thread test
 
@@ -158,8 +173,8 @@ bench: all
 # ---- ship ---------------------------------------------------------------------------------------------------
 # Programs, tests and benches with every shared library they need: runs on any x86-64 Linux with glibc >= 2.36.
 bundle: all
-	@$(MAKE) --no-print-directory $(TESTS) $(BENCH) $(GPU_BENCH)
-	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(BENCH) $(GPU_BENCH)
+	@$(MAKE) --no-print-directory $(TESTS) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
+	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
 
 BIN := $(DESTDIR)$(PREFIX)/bin
 LIB := $(DESTDIR)$(PREFIX)/lib
@@ -201,4 +216,4 @@ clean:
 	rm -rf build
 
 -include $(shell find build -path build/systemd -prune -o -name '*.d' -type f -print 2>/dev/null)
-.PHONY: all programs deps demo run test test-programs test-race test-systemd check fuzz bench bundle install uninstall clean
+.PHONY: all programs deps demo run test test-programs mutation FORCE test-race test-systemd check fuzz bench bundle install uninstall clean

@@ -13,6 +13,14 @@ extern "C" {
 
 kvs_status kvs_mla_write_cuda_init(kvs_err *err);
 kvs_status kvs_mla_decode_cuda_init(kvs_err *err);
+kvs_status kvs_cache_gather_cuda_init(kvs_err *err);
+kvs_status kvs_gather_dequant_cuda_init(kvs_err *err);
+kvs_status kvs_gather_upconvert_cuda_init(kvs_err *err);
+kvs_status kvs_indexer_write_cuda_init(kvs_err *err);
+kvs_status kvs_indexer_gather_cuda_init(kvs_err *err);
+kvs_status kvs_blockwise_write_cuda_init(kvs_err *err);
+kvs_status kvs_blockwise_gather_cuda_init(kvs_err *err);
+kvs_status kvs_kv_write_cuda_init(kvs_err *err);
 
 #ifdef __cplusplus
 }

@@ -40,12 +40,6 @@ typedef struct kvs_mla_write_args {
 } kvs_mla_write_args;
 kvs_status kvs_mla_write(const kvs_mla_write_args *a, uint32_t *ret_bad, kvs_err *err);
 
-/* A strided [T][h][n] operand: byte strides, any alignment that is a multiple of its element. */
-typedef struct kvs_strided {
-    uint8_t *base;
-    uint64_t token_stride, head_stride;
-} kvs_strided;
-
 /* Attention of T = n_seqs * s_q query rows over paged latents (absorbed form: K = row[0..576), V = row[0..512)).
  *   q_nope        [T][h_q][512] of the view's type; row of sequence i, position j is i * s_q + j
  *   q_pe          [T][h_q][64]

@@ -6,12 +6,12 @@ enum { LATENT_BYTES = KVS_MLA_LATENT * 2, ROPE_BYTES = KVS_MLA_ROPE * 2 };
 
 static kvs_status write_check(const kvs_mla_write_args *a, kvs_err *err)
 {
-    kvs_status s = kvs_mla_view_check(&a->view, err);
+    kvs_status s = kvs_view_check(&a->view, KVS_FORMAT_BIT(mla_bf16) | KVS_FORMAT_BIT(mla_fp16), 0, err);
 
     if (s == KVS_OK)
-        s = kvs_mla_rows_check("kv_c", a->kv_c, a->n_tokens, a->kv_c_stride, LATENT_BYTES, 2, err);
+        s = kvs_rows_check("kv_c", a->kv_c, a->n_tokens, a->kv_c_stride, LATENT_BYTES, 2, err);
     if (s == KVS_OK)
-        s = kvs_mla_rows_check("k_pe", a->k_pe, a->n_tokens, a->k_pe_stride, ROPE_BYTES, 2, err);
+        s = kvs_rows_check("k_pe", a->k_pe, a->n_tokens, a->k_pe_stride, ROPE_BYTES, 2, err);
     if (s == KVS_OK && a->n_tokens > 0 &&
         (a->slot_mapping == NULL || (uintptr_t)a->slot_mapping % sizeof *a->slot_mapping != 0))
         s = kvs_fail(err, KVS_E_INVALID, "slot_mapping: %p does not hold %lu slots", (const void *)a->slot_mapping,

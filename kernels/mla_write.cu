@@ -70,15 +70,15 @@ bool aligned16(const uint8_t *base, uint64_t stride)
 
 kvs_status write_check(const kvs_mla_write_args *a, kvs_err *err)
 {
-    kvs_status s = kvs_mla_view_check(&a->view, err);
+    kvs_status s = kvs_view_check(&a->view, KVS_FORMAT_BIT(mla_bf16) | KVS_FORMAT_BIT(mla_fp16), 0, err);
 
     if (s == KVS_OK)
-        s = kvs_mla_rows_check("kv_c", a->kv_c, a->n_tokens, a->kv_c_stride, LATENT_BYTES, 2, err);
+        s = kvs_rows_check("kv_c", a->kv_c, a->n_tokens, a->kv_c_stride, LATENT_BYTES, 2, err);
     if (s == KVS_OK)
-        s = kvs_mla_rows_check("k_pe", a->k_pe, a->n_tokens, a->k_pe_stride, ROPE_BYTES, 2, err);
+        s = kvs_rows_check("k_pe", a->k_pe, a->n_tokens, a->k_pe_stride, ROPE_BYTES, 2, err);
     if (s == KVS_OK)
-        s = kvs_mla_rows_check("slot_mapping", reinterpret_cast<const uint8_t *>(a->slot_mapping), a->n_tokens,
-                               sizeof *a->slot_mapping, sizeof *a->slot_mapping, sizeof *a->slot_mapping, err);
+        s = kvs_rows_check("slot_mapping", reinterpret_cast<const uint8_t *>(a->slot_mapping), a->n_tokens,
+                           sizeof *a->slot_mapping, sizeof *a->slot_mapping, sizeof *a->slot_mapping, err);
     return s;
 }
 

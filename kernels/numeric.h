@@ -78,6 +78,84 @@ static inline KVS_HD uint16_t kvs_f32_to_f16(float f)
     return (uint16_t)(sign | ((a - 0x38000000u) >> 13));
 }
 
+/* The only NaN that comes out of a product or a quotient here: what a GPU makes of any NaN, and a processor not. */
+static inline KVS_HD float kvs_f32_one_nan(float f)
+{
+    return (kvs_f32_bits(f) & 0x7FFFFFFFu) > 0x7F800000u ? kvs_f32_from_bits(0x7FFFFFFFu) : f;
+}
+
+/* e4m3: sign, 4 bits of exponent (bias 7), 3 of fraction; no infinities; 0x7F and 0xFF are NaN, 448 is the greatest.
+ * As in kvs_f16_to_f32, one exact product mends the exponent.  A NaN comes out as 0x7FFFFFFF. */
+static inline KVS_HD float kvs_e4m3_to_f32(uint8_t h)
+{
+    float scaled = kvs_f32_from_bits((uint32_t)(h & 0x7Fu) << 20) * 0x1p120f;
+    uint32_t u = kvs_f32_bits(scaled) | (uint32_t)(h & 0x80u) << 24;
+
+    return kvs_f32_from_bits((h & 0x7Fu) == 0x7Fu ? 0x7FFFFFFFu : u);
+}
+
+/* Round to nearest, ties to even; what is greater than 448, infinities too, is +-448; a NaN of either sign is 0x7F. */
+static inline KVS_HD uint8_t kvs_f32_to_e4m3(float f)
+{
+    uint32_t u = kvs_f32_bits(f);
+    uint32_t sign = (u >> 24) & 0x80u, a = u & 0x7FFFFFFFu;
+
+    if (a > 0x7F800000u)
+        return 0x7Fu;
+    if (a >= 0x43E00000u)
+        return (uint8_t)(sign | 0x7Eu);
+    if (a < 0x3C800000u) /* below 2^-6: beside 2^14 the adder itself rounds to the 2^-9 of a subnormal e4m3 */
+        return (uint8_t)(sign | (kvs_f32_bits(kvs_f32_from_bits(a) + 16384.0f) - 0x46800000u));
+    a += 0x7FFFFu + ((a >> 20) & 1u);
+    return (uint8_t)(sign | ((a - 0x3C000000u) >> 20));
+}
+
+/* The one way to quantise and back: divide (never by a reciprocal), then round; widen, then multiply. */
+static inline KVS_HD uint8_t kvs_e4m3_quantise(float x, float scale)
+{
+    return kvs_f32_to_e4m3(x / scale);
+}
+
+static inline KVS_HD float kvs_e4m3_dequantise(uint8_t h, float scale)
+{
+    return kvs_f32_one_nan(kvs_e4m3_to_f32(h) * scale);
+}
+
+/* The greater of `amax` and |x|; a NaN x is passed over. */
+static inline KVS_HD float kvs_amax(float amax, float x)
+{
+    float a = kvs_f32_from_bits(kvs_f32_bits(x) & 0x7FFFFFFFu);
+
+    return a > amax ? a : amax;
+}
+
+/* ue8m0: a power of two by its exponent alone, 2^(code - 127); 255 is NaN.  Code 0 is the subnormal 2^-127. */
+static inline KVS_HD float kvs_ue8m0_to_f32(uint8_t code)
+{
+    if (code == 255u)
+        return kvs_f32_from_bits(0x7FFFFFFFu);
+    return kvs_f32_from_bits(code == 0u ? 0x00400000u : (uint32_t)code << 23);
+}
+
+/* 1 / kvs_ue8m0_to_f32(code), exact, for codes 0..254. */
+static inline KVS_HD float kvs_ue8m0_reciprocal(uint8_t code)
+{
+    return kvs_f32_from_bits(code >= 254u ? 0x00400000u : (uint32_t)(254u - code) << 23);
+}
+
+/* Code of the least power of two that is not below s: clamp(ceil(log2 s) + 127, 0, 255) by s's own exponent, for s >= 0.
+ * Infinity and NaN give 255. */
+static inline KVS_HD uint8_t kvs_f32_to_ue8m0_up(float s)
+{
+    uint32_t a = kvs_f32_bits(s) & 0x7FFFFFFFu, fraction = a & 0x7FFFFFu;
+
+    if (a >= 0x7F800000u)
+        return 255u;
+    if (a < 0x00800000u)
+        return fraction > 0x400000u;
+    return (uint8_t)((a >> 23) + (fraction != 0u));
+}
+
 /* e^x for x <= 0 (and NaN), within 2 units of the last place; below -87 it is 0, so no subnormal comes out.
  * x = n ln 2 + r with |r| <= ln(2)/2, a polynomial for e^r, 2^n by its exponent.  Free of branches and calls:
  * a loop over it becomes vector code. */

@@ -38,6 +38,12 @@ typedef struct kvs_view {
 #endif
 } kvs_view;
 
+/* A strided [T][h][n] operand: byte strides, any alignment that is a multiple of its element. */
+typedef struct kvs_strided {
+    uint8_t *base;
+    uint64_t token_stride, head_stride;
+} kvs_strided;
+
 #ifdef KVS_MUTATION
 static inline KVS_HD int kvs_mutated(const kvs_view *v, kvs_site site, uint32_t kind)
 {

@@ -23,7 +23,20 @@ enum kvs_mutant {
  * that moves whole pages splits no tokens. */
 #define KVS_SITE_MAP(X)                                                                                                \
     X(MLA_WRITE, "mla_write", KVS_MUTANT_ROWS)                                                                         \
-    X(MLA_DECODE, "mla_decode", KVS_MUTANT_ROWS)
+    X(MLA_DECODE, "mla_decode", KVS_MUTANT_ROWS)                                                                       \
+    X(CACHE_GATHER, "cache_gather", KVS_MUTANT_ROWS)                                                                   \
+    X(GATHER_DEQUANT, "gather_dequant", KVS_MUTANT_ROWS)                                                               \
+    X(GATHER_UPCONVERT, "gather_upconvert", KVS_MUTANT_ROWS)                                                           \
+    X(INDEXER_WRITE_KEY, "indexer_write", KVS_MUTANT_ROWS)                                                             \
+    X(INDEXER_WRITE_SCALE, "indexer_write", KVS_MUTANT_ROWS)                                                           \
+    X(INDEXER_GATHER_KEY, "indexer_gather", KVS_MUTANT_ROWS)                                                           \
+    X(INDEXER_GATHER_SCALE, "indexer_gather", KVS_MUTANT_ROWS)                                                         \
+    X(BLOCKWISE_WRITE_DATA, "blockwise_write", KVS_MUTANT_ROWS)                                                        \
+    X(BLOCKWISE_WRITE_SCALE, "blockwise_write", KVS_MUTANT_ROWS)                                                       \
+    X(BLOCKWISE_GATHER_DATA, "blockwise_gather", KVS_MUTANT_ROWS)                                                      \
+    X(BLOCKWISE_GATHER_SCALE, "blockwise_gather", KVS_MUTANT_ROWS)                                                     \
+    X(KV_WRITE_KEY, "kv_write", KVS_MUTANT_ROWS)                                                                       \
+    X(KV_WRITE_VALUE, "kv_write", KVS_MUTANT_ROWS)
 
 typedef enum kvs_site {
     KVS_SITE_NONE = 0, /* tests and tools */

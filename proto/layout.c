@@ -358,6 +358,12 @@ static void set_tag(char to[KVS_TAG_BYTES], const char *from)
         memcpy(to, from, strnlen(from, KVS_TAG_BYTES));
 }
 
+static bool is_mla(uint32_t format)
+{
+    return (format >= KVS_FORMAT_mla_bf16 && format <= KVS_FORMAT_fp8_ds_mla) ||
+           (format >= KVS_FORMAT_mla_fp32 && format <= KVS_FORMAT_fp8_blk528);
+}
+
 kvs_status kvs_namespace_mla(const char *model, const char *weights, uint32_t format, uint32_t n_layers,
                              uint32_t tokens_per_block, kvs_plane *planes, kvs_namespace *ret, kvs_err *err)
 {
@@ -367,7 +373,7 @@ kvs_status kvs_namespace_mla(const char *model, const char *weights, uint32_t fo
 
     if (s != KVS_OK)
         return s;
-    if (format < KVS_FORMAT_mla_bf16 || format > KVS_FORMAT_fp8_ds_mla)
+    if (!is_mla(format))
         return kvs_fail(err, KVS_E_UNSUPPORTED, "format: %u is not one of MLA", format);
     set_tag(ns.model, model);
     set_tag(ns.weights, weights);

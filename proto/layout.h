@@ -32,7 +32,10 @@ extern "C" {
     X(kv_bf16, 6, 0)       /* K or V of GQA/MHA: heads x dim x 2 */                                                    \
     X(kv_fp16, 7, 0)                                                                                                   \
     X(kv_fp8, 8, 0)                                                                                                    \
-    X(raw, 9, 0) /* bytes; moved and stored, never computed on */
+    X(raw, 9, 0)           /* bytes; moved and stored, never computed on */                                            \
+    X(mla_fp32, 10, 2304)  /* 512 latent + 64 rope, fp32; written and copied, never attended to */                     \
+    X(fp8_blk584, 11, 584) /* 448 e4m3 + 64 bf16, then 7 ue8m0 + a zero byte; page block-wise */                       \
+    X(fp8_blk528, 12, 528) /* 512 e4m3, then 16 ue8m0; page block-wise */
 
 typedef enum kvs_format {
 #define X(name, id, row) KVS_FORMAT_##name = (id),

@@ -2,9 +2,9 @@
 
 #include <string.h>
 
-#include "kernels/mla_check.h"
-#include "kernels/view.h"
-#include "proto/layout.h"
+#include "kernels/view_check.h"
+
+enum { MLA = 1 << KVS_FORMAT_mla_bf16 | 1 << KVS_FORMAT_mla_fp16 };
 
 static uint8_t page[64 * 1152] __attribute__((aligned(16)));
 
@@ -16,7 +16,7 @@ static kvs_view good_view(void)
 static kvs_status check(const kvs_view *v, const char *text)
 {
     kvs_err err = {KVS_OK, ""};
-    kvs_status s = kvs_mla_view_check(v, &err);
+    kvs_status s = kvs_view_check(v, MLA, 0, &err);
 
     cr_assert(s == KVS_OK || strstr(err.msg, text) != NULL, "'%s' does not say '%s'", err.msg, text);
     return s;
@@ -112,4 +112,54 @@ Test(view, refuses_products_that_wrap)
     v.n_blocks = 1;
     v.page_bytes = UINT64_MAX - 100;
     cr_assert_eq(check(&v, "address space"), KVS_E_LIMIT);
+}
+
+/* Bytes of a token times tokens is what a page of the format must hold, no more and no less. */
+Test(view, knows_the_page_of_every_format)
+{
+    static uint8_t memory[16 * 2304] __attribute__((aligned(16)));
+
+#define X(name, id, bytes)                                                                                             \
+    {                                                                                                                  \
+        const kvs_token_bytes t = kvs_format_token_bytes(id);                                                          \
+        kvs_view v = {memory, 65536, UINT64_C(16) * (bytes), 2, 16, t.row, id};                                        \
+        kvs_err err = {KVS_OK, ""};                                                                                    \
+        cr_assert_eq(t.row + t.tail, bytes);                                                                           \
+        if ((bytes) != 0) {                                                                                            \
+            cr_assert_eq(kvs_view_check(&v, UINT64_C(1) << (id), 0, &err), KVS_OK, #name ": %s", err.msg);             \
+            v.page_bytes--;                                                                                            \
+            cr_assert_eq(kvs_view_check(&v, UINT64_C(1) << (id), 0, &err), KVS_E_INVALID);                             \
+            v.page_bytes++;                                                                                            \
+            v.row_bytes -= 16;                                                                                         \
+            cr_assert_eq(kvs_view_check(&v, UINT64_C(1) << (id), 0, &err), KVS_E_INVALID);                             \
+        }                                                                                                              \
+    }
+    KVS_FORMAT_MAP(X)
+#undef X
+    cr_assert_eq(kvs_format_token_bytes(0).row, 0);
+    cr_assert_eq(kvs_format_token_bytes(99).row, 0);
+}
+
+Test(view, finds_the_tail_behind_the_rows)
+{
+    /* The worked address of an indexer page: three layers, layer 1, slot id 70 at 64 tokens a page. */
+    uint8_t *pool = (uint8_t *)(uintptr_t)4096;
+    const kvs_view v = {pool + 8448, 25344, 8448, 2, 64, 128, KVS_FORMAT_indexer_fp8};
+
+    cr_assert_eq(kvs_view_row(&v, 1, 6, KVS_SITE_NONE) - pool, 34560);
+    cr_assert_eq(kvs_view_tail(&v, 1, 6, 4, KVS_SITE_NONE) - pool, 42008);
+}
+
+Test(view, takes_the_rows_of_the_caller_where_the_format_leaves_them_open)
+{
+    kvs_view v = {page, sizeof page, sizeof page, 1, 64, 256, KVS_FORMAT_kv_bf16};
+    const uint64_t set = KVS_FORMAT_BIT(kv_bf16);
+    kvs_err err;
+
+    cr_assert_eq(kvs_view_check(&v, set, 256, &err), KVS_OK);
+    cr_assert_eq(kvs_view_check(&v, set, sizeof page - 63 * 256, &err), KVS_OK); /* heads outermost */
+    cr_assert_eq(kvs_view_check(&v, set, sizeof page - 63 * 256 + 1, &err), KVS_E_INVALID);
+    cr_assert_eq(kvs_view_check(&v, set, UINT64_MAX, &err), KVS_E_LIMIT);
+    v.row_bytes = 0;
+    cr_assert_eq(kvs_view_check(&v, set, 256, &err), KVS_E_INVALID);
 }

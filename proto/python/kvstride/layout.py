@@ -38,6 +38,9 @@ class Format(IntEnum):
     KV_FP16 = 7
     KV_FP8 = 8
     RAW = 9
+    MLA_FP32 = 10
+    FP8_BLK584 = 11
+    FP8_BLK528 = 12
 
 
 ROW_BYTES: dict[Format, int] = {
@@ -46,6 +49,9 @@ ROW_BYTES: dict[Format, int] = {
     Format.MLA_FP8: 576,
     Format.FP8_DS_MLA: 656,
     Format.INDEXER_FP8: 132,
+    Format.MLA_FP32: 2304,
+    Format.FP8_BLK584: 584,
+    Format.FP8_BLK528: 528,
 }
 """Bytes a token, where the format fixes them."""
 

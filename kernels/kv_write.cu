@@ -1,0 +1,200 @@
+/* Reshape and cache on a GPU: a thread block takes ROWS tokens of K or of V, 8 values of a head at a time where every address
+ * is aligned to them, else one at a time. */
+#include "kernels/kv_write.h"
+
+#include "kernels/cuda_kernels.h"
+#include "kernels/rows.cuh"
+#include "proto/layout.h"
+
+namespace
+{
+
+using namespace kvs;
+
+enum { ROWS = 8, UNDER_WAY = 4 };
+
+struct params {
+    kvs_kv_write_args a;
+    uint32_t *bad;
+    uint32_t wide[2]; /* K, V: 8 values at a time */
+};
+
+/* The values of a unit as they came: 16 bytes of 2-byte types, 32 of fp32. */
+struct unit {
+    uint4 low, high;
+};
+
+/* Where unit `i` of a thread block is. */
+struct place {
+    uint32_t token, head, value;
+};
+
+__device__ inline place place_of(uint32_t i, uint32_t n_heads, uint32_t per_head, uint32_t values)
+{
+    const uint32_t head = i / per_head;
+
+    return {head / n_heads, head % n_heads, i % per_head * values};
+}
+
+template <uint32_t TYPE> __device__ inline unit read_wide(const uint8_t *src)
+{
+    const uint4 *at = reinterpret_cast<const uint4 *>(src);
+
+    return {at[0], TYPE == KVS_VALUE_FP32 ? at[1] : uint4{}};
+}
+
+template <uint32_t TYPE> __device__ inline unit read_one(const uint8_t *src)
+{
+    const uint32_t bits =
+        TYPE == KVS_VALUE_FP32 ? *reinterpret_cast<const uint32_t *>(src) : *reinterpret_cast<const uint16_t *>(src);
+
+    return {make_uint4(bits, 0, 0, 0), uint4{}};
+}
+
+template <uint32_t TYPE> __device__ inline void put_e4m3(uint8_t *dst, const unit &u, bool wide, float scale)
+{
+    float v[8];
+
+    unpack8<TYPE>(u.low, u.high, v);
+    if (!wide) {
+        *dst = (uint8_t)f32_to_e4m3x2(v[0] / scale, 0);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        v[i] = v[i] / scale;
+    *reinterpret_cast<uint2 *>(dst) = pack8_e4m3(v);
+}
+
+template <uint32_t TYPE, bool FP8, bool WIDE>
+__device__ inline void move(const kvs_kv_write_args &a, const kvs_kv_side &d, uint8_t *const *row)
+{
+    const uint32_t values = WIDE ? 8 : 1, per_head = d.dim / values, first = blockIdx.x * ROWS;
+
+    for_units<UNDER_WAY, unit>(
+        ROWS * a.n_heads * per_head,
+        [&](uint32_t i) {
+            const place at = place_of(i, a.n_heads, per_head, values);
+            const uint8_t *src = d.src.base + (uint64_t)(first + at.token) * d.src.token_stride +
+                                 at.head * d.src.head_stride + at.value * (TYPE == KVS_VALUE_FP32 ? 4 : 2);
+
+            if (row[at.token] == nullptr)
+                return unit{};
+            return WIDE ? read_wide<TYPE>(src) : read_one<TYPE>(src);
+        },
+        [&](uint32_t i, const unit &u) {
+            const place at = place_of(i, a.n_heads, per_head, values);
+            uint8_t *dst = row[at.token] + at.head * d.head_stride + at.value * (FP8 ? 1 : 2);
+
+            if (row[at.token] == nullptr)
+                return;
+            if (FP8)
+                put_e4m3<TYPE>(dst, u, WIDE, d.scale[a.head_scales ? at.head : 0]);
+            else if (WIDE)
+                *reinterpret_cast<uint4 *>(dst) = u.low;
+            else
+                *reinterpret_cast<uint16_t *>(dst) = (uint16_t)u.low.x;
+        });
+}
+
+template <uint32_t TYPE, bool FP8>
+__device__ inline void write_side(const params &p, const kvs_kv_side &d, bool wide, kvs_site site, uint32_t *bad)
+{
+    __shared__ uint8_t *row[ROWS];
+    const uint32_t t = blockIdx.x * ROWS + threadIdx.x;
+
+    if (threadIdx.x < ROWS) {
+        const int64_t slot = t < p.a.n_tokens ? p.a.slot_mapping[t] : -1;
+
+        row[threadIdx.x] = nullptr;
+        if (slot_of(d.view, slot, bad)) {
+            const kvs_view_place at = kvs_view_split(&d.view, (uint64_t)slot, site);
+
+            row[threadIdx.x] = kvs_view_row(&d.view, at.page, at.token, site);
+        }
+    }
+    __syncthreads();
+    if (wide)
+        move<TYPE, FP8, true>(p.a, d, row);
+    else
+        move<TYPE, FP8, false>(p.a, d, row);
+}
+
+template <uint32_t TYPE, bool K_FP8, bool V_FP8>
+__global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
+{
+    if (blockIdx.y == 0)
+        write_side<TYPE, K_FP8>(p, p.a.k, p.wide[0] != 0, KVS_SITE_KV_WRITE_KEY, p.bad);
+    else
+        write_side<TYPE, V_FP8>(p, p.a.v, p.wide[1] != 0, KVS_SITE_KV_WRITE_VALUE, nullptr);
+}
+
+bool is_fp8(const kvs_kv_side &d)
+{
+    return d.view.format == KVS_FORMAT_kv_fp8;
+}
+
+bool is_wide(const kvs_kv_side &d)
+{
+    return d.dim % 8 == 0 && d.head_stride % (is_fp8(d) ? 8 : CHUNK) == 0 &&
+           aligned(d.src.base, d.src.token_stride | d.src.head_stride, CHUNK);
+}
+
+using kernel = void (*)(params);
+
+/* NULL: a pair of types that the checks refuse. */
+kernel kernel_for(uint32_t type, bool k_fp8, bool v_fp8)
+{
+    switch (type * 4 + k_fp8 * 2 + v_fp8) {
+    case KVS_VALUE_BF16 * 4:
+        return write_kernel<KVS_VALUE_BF16, false, false>;
+    case KVS_VALUE_BF16 * 4 + 1:
+        return write_kernel<KVS_VALUE_BF16, false, true>;
+    case KVS_VALUE_BF16 * 4 + 2:
+        return write_kernel<KVS_VALUE_BF16, true, false>;
+    case KVS_VALUE_BF16 * 4 + 3:
+        return write_kernel<KVS_VALUE_BF16, true, true>;
+    case KVS_VALUE_FP16 *
+        4: /* not the kernel of bf16, whose copies have the same bits: fp8 of the other side differs */
+        return write_kernel<KVS_VALUE_FP16, false, false>;
+    case KVS_VALUE_FP16 * 4 + 1:
+        return write_kernel<KVS_VALUE_FP16, false, true>;
+    case KVS_VALUE_FP16 * 4 + 2:
+        return write_kernel<KVS_VALUE_FP16, true, false>;
+    case KVS_VALUE_FP16 * 4 + 3:
+        return write_kernel<KVS_VALUE_FP16, true, true>;
+    case KVS_VALUE_FP32 * 4 + 3:
+        return write_kernel<KVS_VALUE_FP32, true, true>;
+    default:
+        return nullptr;
+    }
+}
+
+} // namespace
+
+extern "C" kvs_status kvs_kv_write_cuda_init(kvs_err *err)
+{
+    for (uint32_t i = KVS_VALUE_BF16 * 4; i <= KVS_VALUE_FP32 * 4 + 3; i++) {
+        const kernel k = kernel_for(i / 4, (i & 2) != 0, (i & 1) != 0);
+        const kvs_status s = k != nullptr ? rows_load(k, "cudaFuncGetAttributes(kv_write)", err) : KVS_OK;
+
+        if (s != KVS_OK)
+            return s;
+    }
+    return KVS_OK;
+}
+
+extern "C" kvs_status kvs_kv_write_cuda(const kvs_kv_write_args *a, uint32_t *ret_bad, CUstream_st *stream,
+                                        kvs_err *err)
+{
+    const params p = {*a, ret_bad, {is_wide(a->k), is_wide(a->v)}};
+    unsigned blocks = 0;
+    kvs_status s = kvs_kv_write_check(a, err);
+
+    if (s == KVS_OK)
+        s = rows_begin(a->n_tokens, ROWS, ret_bad, stream, &blocks, err);
+    if (s != KVS_OK || blocks == 0)
+        return s;
+    kernel_for(a->src_type, is_fp8(a->k), is_fp8(a->v))<<<dim3(blocks, 2), ROWS_THREADS, 0, stream>>>(p);
+    return rows_end("kv_write launch", err);
+}

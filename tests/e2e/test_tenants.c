@@ -1,5 +1,6 @@
 /* Two tenants of the real daemon, on two sockets, as two real users. */
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -774,6 +775,94 @@ Test(tenants_e2e, a_reload_lets_a_new_tenant_in_and_puts_another_out_with_all_it
     run_child(RED, comes_back_to_nothing);
     end();
     cr_assert(!is_there(red, "") && !is_there(green, ""));
+}
+
+/* Whatever becomes of the others, this one works. */
+static void works_on(void)
+{
+    engine e;
+    char go = 0;
+
+    engine_open(&e, blue);
+    (void)fcntl(go_fd, F_SETFL, O_NONBLOCK);
+    CHECK(write(said_fd, "x", 1) == 1);
+    for (uint32_t i = 0; read(go_fd, &go, 1) != 1; i = (i + 1) % 8) {
+        kvs_status s = store_one(&e, i + 1);
+
+        CHECK(s == KVS_OK || s == KVS_E_EXISTS);
+        CHECK(load_one(&e, i + 1) == KVS_OK);
+    }
+    kvs_close(e.c);
+}
+
+/* This one is put out again and again, in the middle of whatever it does, and comes back. */
+static void comes_and_goes(void)
+{
+    char go = 0;
+
+    (void)fcntl(go_fd, F_SETFL, O_NONBLOCK);
+    CHECK(write(said_fd, "x", 1) == 1);
+    for (uint32_t i = 0; read(go_fd, &go, 1) != 1; i++) {
+        kvs_options o = KVS_OPTIONS_INIT;
+        kvs_region *region = NULL;
+        kvs_slot slots[4];
+        kvs_client *c;
+        kvs_ns *ns;
+        uint8_t keys[4 * 32];
+        bool good;
+
+        o.path = red;
+        o.timeout_ms = 200;
+        good = kvs_connect(&c, &o, NULL) == KVS_OK;
+        if (!good)
+            continue;
+        good = open_model(c, &ns) == KVS_OK && kvs_region_create(ns, 0, 4, &region, 500, NULL) == KVS_OK &&
+               kvs_slot_take(region, 4, slots, 500, NULL) == KVS_OK;
+        for (uint32_t k = 0; good && k < 40; k++) {
+            kvs_store_args a = {.ns = ns, .region = region, .n = 4, .keys = keys, .slots = slots};
+            kvs_status results[4];
+
+            for (uint32_t n = 0; n < 4; n++)
+                key_of(keys + (size_t)n * 32, 4 * k + n);
+            a.results = results;
+            good = kvs_store(&a, 500, NULL) == KVS_OK && kvs_pin(ns, keys, 1, NULL, 500, NULL) == KVS_OK;
+        }
+        kvs_close(c);
+    }
+}
+
+Test(tenants_e2e, others_come_and_go_under_load_and_leave_nothing)
+{
+    enum { ROUNDS = 60 };
+    static const char FLOOR[] = ", \"floor_bytes\": 2359296"; /* the eight blocks that it uses */
+    char text[4096];
+    child worker, guest;
+    unsigned fds;
+
+    begin_with_three_paths();
+    of_tenants("%s", entry(1, "blue", BLUE, FLOOR));
+    cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
+    fds = daemon_fds(&d);
+    worker = start_child(BLUE, works_on);
+    guest = start_child(RED, comes_and_goes);
+    wait_pause(&worker);
+    wait_pause(&guest);
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        if (i % 2 == 0)
+            of_tenants("%s,%s", entry(0, "red", RED, i % 4 == 0 ? "" : ", \"quota_bytes\": 2949120"),
+                       entry(1, "blue", BLUE, FLOOR));
+        else
+            of_tenants("%s", entry(1, "blue", BLUE, FLOOR));
+        cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
+        cr_assert_eq(is_there(red, ""), i % 2 == 0);
+        (void)usleep(i % 2 == 0 ? 20000 : 2000); /* some work gets done */
+    }
+    finish_child(&worker);
+    finish_child(&guest);
+    cr_assert(daemon_wait_fds(&d, fds, 5000), "descriptors are left");
+    cr_assert_gt(daemon_log_count(&d, "tenant_emptied tenant=red"), 0, "the guest never had anything");
+    status_has(KVS_SECTION_TENANTS, "\"tenant\":\"red\",\"clients\":0,\"used_bytes\":0,");
+    end();
 }
 
 Test(tenants_e2e, a_new_tenant_without_a_free_path_is_refused_with_all_that_came_with_it)

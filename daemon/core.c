@@ -214,6 +214,19 @@ static void resize_next(core *c)
         drop_next(c);
 }
 
+/* Smaller, it must leave the tenants what they were promised. */
+static kvs_status check_floors(const core *c, const config *next, kvs_err *err)
+{
+    const char *names[CONFIG_MAX_TENANTS];
+    uint64_t floors[CONFIG_MAX_TENANTS];
+
+    for (uint32_t t = 0; t < next->n_tenants; t++) {
+        names[t] = next->tenants[t].name;
+        floors[t] = (uint64_t)next->tenants[t].floor_bytes;
+    }
+    return directory_check_size(c->dir, (uint64_t)next->pool_max_bytes, names, floors, err);
+}
+
 kvs_status core_check_config(const core *c, const config *next, kvs_err *err)
 {
     uint64_t most = pool_reserved(c->pool), least = pool_extent_bytes(c->pool), want = (uint64_t)next->pool_max_bytes;
@@ -225,7 +238,7 @@ kvs_status core_check_config(const core *c, const config *next, kvs_err *err)
                         "pool.max_bytes: %" PRIu64 " bytes take a restart; %" PRIu64 "..%" PRIu64
                         " do not (an extent, and what was reserved: pool.reserve_bytes)",
                         want, least, most);
-    return KVS_OK;
+    return check_floors(c, next, err);
 }
 
 /* ---- life ---- */
@@ -304,6 +317,7 @@ static kvs_status make_pool(core *c, persist *memory, kvs_err *err)
                       .memory = memory};
     directory_config dc = {.evict = &evict_lru,
                            .n_tenants = c->config->n_tenants,
+                           .max_tenants = CONFIG_MAX_TENANTS,
                            .hash_seed = c->seed,
                            .on_event = on_event,
                            .ud = c,
@@ -400,11 +414,31 @@ void core_reloaded(core *c, kvs_status s, const kvs_err *err)
     c->reload_err = s != KVS_OK ? *err : (kvs_err){0};
 }
 
+/* Nobody can ask for these blocks any more: they go, pinned or leased or not.  What is being copied goes when that ends. */
+static void empty_gone_tenants(core *c)
+{
+    for (uint32_t t = 0; t < c->config->n_tenants; t++) {
+        directory_reset_result r;
+        directory_tenant x;
+
+        directory_get_tenant(c->dir, t, &x);
+        if (!c->config->tenants[t].gone || (x.used_bytes == 0 && x.n_leases == 0))
+            continue;
+        directory_reset(c->dir, t, WIRE_NONE32, true, &r);
+        log_event(LOG_LEVEL_INFO, "tenant_emptied",
+                  " tenant=%s blocks=%" PRIu64 " unfinished=%" PRIu64 " leases=%" PRIu64, tenant_name(c->config, t),
+                  r.dropped, r.aborted, r.leases);
+    }
+    core_rest(c);
+}
+
 void core_configured(core *c)
 {
+    directory_add_tenants(c->dir, c->config->n_tenants);
     limit_tenants(c);
     set_movers(c);
     log_calibration(c);
+    empty_gone_tenants(c);
     c->step_due = true; /* somebody may be above a quota now */
     c->resize_due = true;
     resize_next(c);
@@ -551,12 +585,7 @@ void core_drain(core *c)
 {
     c->draining = true;
     for (peer *p = c->peers; p; p = p->next)
-        for (request *r = p->requests; r; r = r->next) {
-            if (!r->ops->stop) /* a CANCEL ends with its target */
-                continue;
-            r->cancelled = true;
-            (void)r->ops->stop(r, false);
-        }
+        peer_dismiss(p);
 }
 
 bool core_is_idle(const core *c)

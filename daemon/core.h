@@ -237,7 +237,7 @@ struct core {
     kvs_status lost;
     peer *peers;
     uint32_t n_clients, n_admins;
-    core_tenant tenants[CONFIG_MAX_TENANTS];
+    core_tenant tenants[CONFIG_MAX_TENANTS]; /* those that are gone, too: of their last clients */
     uint64_t next_conn_id;
     region *regions;
     uint32_t next_region, n_regions;

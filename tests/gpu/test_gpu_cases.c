@@ -156,6 +156,8 @@ static bool case_memset(device *d)
 
 /* ---- 004: cancelled, then used again ---- */
 
+static const device_how BY_ENGINE = {DEVICE_BY_ENGINE, 0};
+
 enum { AHEAD = 6 }; /* stores of RACE_BLOCKS in front of the one that is cancelled: some 16 ms */
 
 /* A store of one block that waits behind others; it is cancelled (or, to compare, not) and its slot written at once.
@@ -285,7 +287,8 @@ static bool case_023(device *d)
         for (size_t k = 0; k < 3; k++)
             c[k] = sizes[i][k] > 0 ? (device_copy){l.dev + k * 4096, l.host + k * 4096, sizes[i][k]}
                                    : (device_copy){NULL, NULL, 0};
-        if (d->ops->copy(l.q, c, counts[i], &mark, &err) != KVS_OK || d->ops->wait(l.q, mark, &err) != KVS_OK)
+        if (d->ops->copy(l.q, c, counts[i], BY_ENGINE, &mark, &err) != KVS_OK ||
+            d->ops->wait(l.q, mark, &err) != KVS_OK)
             return GPU_FAIL("case %zu: %s", i, err.msg);
         if (!from_device(got, l.dev, sizeof got))
             return false;
@@ -316,7 +319,7 @@ static bool case_025(device *d)
     rnd_bytes(&r, l.host + at, BATCHES * EACH * SMALL);
     began = gpu_seconds();
     for (int i = 0; i < 20; i++)
-        if (d->ops->copy(l.q, &(device_copy){l.dev, l.host, big}, 1, &mark, &err) != KVS_OK)
+        if (d->ops->copy(l.q, &(device_copy){l.dev, l.host, big}, 1, BY_ENGINE, &mark, &err) != KVS_OK)
             return GPU_FAIL("%s", err.msg);
     for (uint64_t b = 0; b < BATCHES; b++) {
         for (uint64_t i = 0; i < EACH; i++) {
@@ -324,7 +327,7 @@ static bool case_025(device *d)
 
             c[i] = (device_copy){l.dev + at + BATCHES * EACH * SMALL - SMALL - n, l.host + at + n, SMALL};
         }
-        if (d->ops->copy(l.q, c, EACH, &mark, &err) != KVS_OK)
+        if (d->ops->copy(l.q, c, EACH, BY_ENGINE, &mark, &err) != KVS_OK)
             return GPU_FAIL("%s", err.msg);
         memset(c, 0xee, sizeof c);
     }

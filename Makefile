@@ -7,13 +7,16 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 NVCC    ?= $(shell command -v nvcc 2>/dev/null)
-CUDA_ARCHS ?= 90a
+CUDA_ARCHS ?= $(if $(FAT),80 90a 100 ptx80,90a)
 
 # Quiet unless V=1.
 Q := $(if $(V),,@)
 say = @$(if $(V),:,echo '  $(1)  $@')
 comma := ,
-BUILD := build/$(if $(MUTANT),mutant,$(if $(SAN),$(subst $(comma),-,$(SAN)),release))
+# FAT=1: code for every card, as it is shipped; takes its time.
+BUILD := build/$(if $(MUTANT),mutant$(if $(NVCC),,-cpu),$(if $(SAN),$(subst $(comma),-,$(SAN)),$(if $(FAT),fat,release)))
+# Objects of nvcc are the same under every sanitizer.
+CU := $(if $(MUTANT)$(FAT),$(BUILD),build/release)
 WARN  := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wundef \
          -Wcast-qual -Wwrite-strings
 OPT   ?= -O2
@@ -29,7 +32,7 @@ GENCODE   := $(foreach a,$(filter-out ptx%,$(CUDA_ARCHS)),-gencode arch=compute_
 CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA $(if $(MUTANT),-DKVS_MUTATION) -Xcompiler -fPIC,-Wall,-Wextra -Werror all-warnings \
              $(GENCODE) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_EXTRA)
 # One rounding a operation: the same bits with every compiler that follows IEEE 754.
-$(BUILD)/kernels/merge.cu.o: NVCC_EXTRA := --fmad=false
+$(CU)/kernels/merge.cu.o: NVCC_EXTRA := --fmad=false
 KERNEL_C := -O3 -ffp-contract=off -fno-math-errno
 
 sources = $(wildcard $(1)/*.c)
@@ -39,7 +42,7 @@ CONFIG  := $(call objects,$(call sources,config))
 # The client's kernel travels as bytes: it is loaded by the driver, so that libkvstride links without CUDA.
 PACK    := $(if $(NVCC),$(BUILD)/kernels/client_pack_image.o)
 KERNELS := $(call objects,$(call sources,kernels)) $(PACK) \
-           $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(filter-out kernels/client_pack.cu,$(wildcard kernels/*.cu))))
+           $(if $(NVCC),$(patsubst %,$(CU)/%.o,$(filter-out kernels/client_pack.cu,$(wildcard kernels/*.cu))))
 DAEMON  := $(call objects,$(filter-out daemon/main.c,$(call sources,daemon)))
 CLIENT  := $(call objects,$(call sources,proto/client) $(wildcard kernels/client_*.c)) $(PACK)
 CTL     := $(call objects,$(filter-out proto/ctl/main.c,$(call sources,proto/ctl)))
@@ -59,12 +62,12 @@ PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO) $(BUILD)/$(KE
 tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
-GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(BUILD)/tests/gpu/gpu_engine.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
+GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(BUILD)/tests/gpu/gpu_engine.o $(if $(NVCC),$(patsubst %,$(CU)/%.o,$(wildcard tests/gpu/*.cu)))
 POISON := $(if $(NVCC),$(BUILD)/tests/fault/poison.so)
 KB    := $(call objects,$(wildcard tests/kernels/kb_*.c) tests/kernels/kernels_bench.c tests/support/random.c) \
-         $(if $(NVCC),$(BUILD)/tests/gpu/fill_cuda.cu.o)
+         $(if $(NVCC),$(CU)/tests/gpu/fill_cuda.cu.o)
 KT    := $(call objects,$(wildcard tests/kernels/kt*.c) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c tests/support/mla_token.c) \
-         $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/kernels/*.cu tests/gpu/oracle_cuda.cu)))
+         $(if $(NVCC),$(patsubst %,$(CU)/%.o,$(wildcard tests/kernels/*.cu tests/gpu/oracle_cuda.cu)))
 RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
 FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c)) $(BUILD)/kernels-bench
@@ -131,7 +134,7 @@ $(BUILD)/kernels/client_pack_image.o: $(BUILD)/kernels/client_pack_image.c
 
 $(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C) -fvisibility=default
 $(BUILD)/tests/gpu/%.o $(BUILD)/tests/kernels/%.o: ALL_C += $(CUDA_C)
-$(BUILD)/%.cu.o: %.cu
+$(CU)/%.cu.o: %.cu
 	$(call say,NVCC)
 	@mkdir -p $(@D)
 	$(Q)$(CUDA_CC) -c -o $@ $<
@@ -201,9 +204,8 @@ test: deps
 test-programs: programs $(TESTS)
 # Every place that makes an address, every way to get it wrong: some case of that operation must fail.
 mutation: deps
-	@mkdir -p build/release
-	@$(MAKE) --no-print-directory build/release/kernels-test-mutant
-	@build/release/kernels-test-mutant --mutants
+	@$(MAKE) --no-print-directory MUTANT=1 NVCC= build/mutant-cpu/kernels-test
+	@build/mutant-cpu/kernels-test --mutants
 test-race:
 	@$(MAKE) --no-print-directory SAN=thread test
 
@@ -224,7 +226,9 @@ bench: all
 
 # ---- ship ---------------------------------------------------------------------------------------------------
 # Programs, tests and benches with every shared library they need: runs on any x86-64 Linux with glibc >= 2.36.
-bundle: all
+bundle: deps
+	@$(MAKE) --no-print-directory FAT=1 bundle-fat
+bundle-fat: programs
 	@$(MAKE) --no-print-directory $(TESTS) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
 	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(POISON) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
 	@cp tests/gpu/sanitize build/bundle/
@@ -282,4 +286,4 @@ clean:
 	rm -rf build
 
 -include $(shell find build -path build/systemd -prune -o -name '*.d' -type f -print 2>/dev/null)
-.PHONY: all programs deps demo run test test-programs mutation FORCE test-race test-systemd check fuzz bench bundle install install-kernels uninstall clean
+.PHONY: all programs bundle-fat deps demo run test test-programs mutation FORCE test-race test-systemd check fuzz bench bundle install install-kernels uninstall clean

@@ -1,8 +1,8 @@
-/* MLA write on a GPU: a thread block takes ROWS tokens of a layer; some of its threads find their rows, then all of them
- * move or convert 8 values at a time (16 bytes of a copy).
+/* MLA write on a GPU: a thread block takes ROWS tokens of a layer; some of its threads find their rows, then all of
+ * them move or convert 8 values at a time (16 bytes of a copy).
  *
- * A row of the cache starts at a multiple of 16 whatever the view is; the sources may start at any value, so they are read
- * value by value unless base and pitches are multiples of 16 too. */
+ * A row of the cache starts at a multiple of 16 whatever the view is; the sources may start at any value, so they are
+ * read value by value unless base and pitches are multiples of 16 too. */
 #include "kernels/cuda_kernels.h"
 #include "kernels/kernels_cuda.h"
 #include "kernels/mla_check.h"

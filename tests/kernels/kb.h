@@ -8,8 +8,8 @@
  *   contiguous:  block b of layer l at (l * n_blocks + b) * page  as one tensor a layer has it
  *
  * A figure is the median time of one call out of graphs of several, each with blocks and a layer of its own, so that
- * nothing is in the cache; the two layouts take turns.  The bound is what the bytes take at the rate of a plain copy that
- * was measured in the same run, or the operations at 790 TFLOP/s, whichever is more.
+ * nothing is in the cache; the two layouts take turns.  The bound is what the bytes take at the rate of a plain copy
+ * that was measured in the same run, or the operations at 790 TFLOP/s, whichever is more.
  *
  * Knows CUDA's memory and streams.  Knows no operation.  Single thread; a failing CUDA call ends the program. */
 

@@ -285,6 +285,6 @@ const kt_op kt_op_merge = {.name = "merge",
                            .fixed = fixed,
                            .n_fixed = sizeof fixed / sizeof *fixed,
                            .random = random_shape,
-                           .n_cpu = 100,
+                           .n_cpu = 50,
                            .n_cuda = 500,
                            .n_subset = 10};

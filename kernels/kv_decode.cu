@@ -21,9 +21,10 @@ enum {
     TOKENS_A_FIXED_PART = 1024,
     TOKENS_A_PART = 256, /* less is not worth a block */
     MAX_AUTO_PARTS = 64,
-    BLOCKS_A_PROCESSOR = 2,
+    WAVES = 2, /* of thread blocks that auto parts aim at: the last one may be short */
     MAX_STAGES = 2,
-    RESERVED = 1024, /* bytes of shared memory that the system takes of each block */
+    MOST_RESIDENT = 4, /* blocks of a processor, for their registers */
+    RESERVED = 1024,   /* bytes of shared memory that the system takes of each block */
 };
 
 struct paged {
@@ -176,6 +177,17 @@ uint64_t partials(const kvs_kv_decode_args *a, uint32_t parts)
     return parts > 1 ? (uint64_t)a->n_seqs * a->s_q * a->h_q * parts : 0;
 }
 
+/* Blocks that run at once, by shared memory. */
+uint64_t resident_blocks(const kvs_kv_decode_args *a)
+{
+    const uint64_t room = (uint64_t)attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
+                   each = (uint64_t)shared_bytes(a, MAX_STAGES) + RESERVED;
+    uint64_t n = room / each;
+
+    n = n < 1 ? 1 : n > MOST_RESIDENT ? (uint64_t)MOST_RESIDENT : n;
+    return n * (uint64_t)attribute(cudaDevAttrMultiProcessorCount);
+}
+
 typedef void (*kernel)(paged);
 
 template <int ROWS, int DV> kernel pick_type(bool fp16, bool fp8)
@@ -295,7 +307,7 @@ extern "C" uint32_t kvs_kv_decode_cuda_parts(const kvs_kv_decode_args *a)
     else {
         blocks = (uint64_t)a->n_seqs * a->h_kv * row_blocks(a);
         most = (longest + TOKENS_A_PART - 1) / TOKENS_A_PART;
-        parts = blocks > 0 ? (uint64_t)attribute(cudaDevAttrMultiProcessorCount) * BLOCKS_A_PROCESSOR / blocks : 1;
+        parts = blocks > 0 ? (resident_blocks(a) * WAVES + blocks - 1) / blocks : 1;
         parts = parts < most ? parts : most;
     }
     return parts < 1 ? 1 : parts > MAX_AUTO_PARTS ? (uint32_t)MAX_AUTO_PARTS : (uint32_t)parts;

@@ -586,11 +586,15 @@ __device__ __forceinline__ void wait_but(uint32_t groups)
         copy_wait<2>();
 }
 
+/* Blocks of a processor that registers leave room for. */
+constexpr int resident(int rows, int dims, bool fp8)
+{
+    return dims == 256 ? 2 : dims == 128 && !(fp8 && rows == 16) ? 3 : 4;
+}
+
 /* ROWS: 16 or 64.  DV: d_v rounded up to 64, 128 or 256. */
 template <typename problem, int ROWS, int DV, bool FP16, bool FP8>
-__global__ void __launch_bounds__(THREADS, DV == 256   ? 2
-                                           : DV == 128 ? 3
-                                                       : 4) attend_kernel(const __grid_constant__ problem p)
+__global__ void __launch_bounds__(THREADS, resident(ROWS, DV, FP8)) attend_kernel(const __grid_constant__ problem p)
 {
     extern __shared__ __align__(128) uint8_t shared[];
     constexpr bool ALONE = ROWS == 16;

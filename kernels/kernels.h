@@ -1,8 +1,8 @@
 #ifndef KVS_KERNELS_KERNELS_H
 #define KVS_KERNELS_KERNELS_H
 
-/* Every operation on the cache, for programs that have the memory themselves: installed as <kvstride/kernels.h>, library
- * kvstride-kernels (pkg-config).
+/* Every operation on the cache, for programs that have the memory themselves: installed as <kvstride/kernels.h>,
+ * library kvstride-kernels (pkg-config).
  *
  * Each comes twice with one struct of arguments: kvs_OP in C on the host's memory, and kvs_OP_cuda on device memory and
  * the caller's stream.  A library that was built without CUDA has the first ones only.

@@ -51,8 +51,8 @@ static inline KVS_HD int kvs_mutated(const kvs_view *v, kvs_site site, uint32_t 
 }
 #endif
 
-/* What kernels/ asks of a view, each with the place that asks (view_site.h).  Tokens, pages and lengths come from here and
- * nowhere else, so that the mutation build can answer wrongly at one place and see whether a test notices. */
+/* What kernels/ asks of a view, each with the place that asks (view_site.h).  Tokens, pages and lengths come from here
+ * and nowhere else, so that the mutation build can answer wrongly at one place and see whether a test notices. */
 
 /* Token `index` of a list of pages, or of a slot mapping: index / tokens_per_block, index % tokens_per_block. */
 typedef struct kvs_view_place {

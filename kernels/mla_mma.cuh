@@ -98,6 +98,24 @@ __device__ __forceinline__ void load_queries(const attend_params &p, const job &
     __syncthreads();
 }
 
+/* Sums of this warp's rows, half the tile and its dimensions. */
+template <typename shape>
+__device__ __forceinline__ void put_scores(const float acc[shape::ROW_TILES][2][4], float *scores, uint32_t tid)
+{
+    uint32_t lane = tid % 32, warp = tid / 32, half = warp % 2, slice = warp / 2;
+
+#pragma unroll
+    for (int m = 0; m < shape::ROW_TILES; m++)
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            uint32_t r = slice * shape::ROWS + m * 16 + lane / 4;
+            float *at = scores + r * S_PITCH + half * 16 + n * 8 + lane % 4 * 2;
+
+            *reinterpret_cast<float2 *>(at) = make_float2(acc[m][n][0], acc[m][n][1]);
+            *reinterpret_cast<float2 *>(at + 8 * S_PITCH) = make_float2(acc[m][n][2], acc[m][n][3]);
+        }
+}
+
 /* Scores of this warp's rows and half the tile, over its dimensions. */
 template <typename shape, bool FP16>
 __device__ __forceinline__ void score_tile(const uint8_t *stage, const uint32_t q[shape::ROW_TILES][shape::STEPS][4],
@@ -120,16 +138,7 @@ __device__ __forceinline__ void score_tile(const uint8_t *stage, const uint32_t 
             multiply_add<FP16>(acc[m][1], q[m][s], k[2], k[3]);
         }
     }
-#pragma unroll
-    for (int m = 0; m < shape::ROW_TILES; m++)
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            uint32_t r = slice * shape::ROWS + m * 16 + lane / 4;
-            float *at = scores + r * S_PITCH + half * 16 + n * 8 + lane % 4 * 2;
-
-            *reinterpret_cast<float2 *>(at) = make_float2(acc[m][n][0], acc[m][n][1]);
-            *reinterpret_cast<float2 *>(at + 8 * S_PITCH) = make_float2(acc[m][n][2], acc[m][n][3]);
-        }
+    put_scores<shape>(acc, scores, tid);
 }
 
 /* The running state of a row, in base 2, held by each of the threads that share the row. */
@@ -142,14 +151,15 @@ template <typename T, int N> struct alignas(sizeof(T) * N) token_run {
     T at[N];
 };
 
-template <typename shape, bool FP16>
-__device__ __forceinline__ void weigh_tile(const float *scores, const uint8_t *valid, uint32_t visible,
-                                           float scale_log2, row_state &state, uint8_t *weights, float *rescale,
-                                           uint32_t tid)
+/* Scores to weights 2^(score - max) of this thread's tokens, with the running maximum and sum. */
+template <typename shape>
+__device__ __forceinline__ void soften_tile(const float *scores, const uint8_t *valid, uint32_t visible,
+                                            float scale_log2, row_state &state, float s[shape::TOKENS_A_THREAD],
+                                            float *rescale, uint32_t tid)
 {
     uint32_t row = tid / shape::THREADS_A_ROW, lane = tid % shape::THREADS_A_ROW;
     uint32_t first = lane * shape::TOKENS_A_THREAD;
-    float s[shape::TOKENS_A_THREAD], top = -INFINITY, sum = 0, scale, zero;
+    float top = -INFINITY, sum = 0, scale, zero;
     token_run<float, shape::TOKENS_A_THREAD> part[SLICES];
     token_run<uint8_t, shape::TOKENS_A_THREAD> may;
 
@@ -183,9 +193,27 @@ __device__ __forceinline__ void weigh_tile(const float *scores, const uint8_t *v
     state.sum = state.sum * scale + sum;
     if (lane == 0)
         rescale[row] = scale;
+}
+
+template <typename shape, bool FP16>
+__device__ __forceinline__ void put_weights(const float s[shape::TOKENS_A_THREAD], uint8_t *weights, uint32_t tid)
+{
+    uint32_t row = tid / shape::THREADS_A_ROW, first = tid % shape::THREADS_A_ROW * shape::TOKENS_A_THREAD;
+
 #pragma unroll
     for (int i = 0; i < shape::TOKENS_A_THREAD; i += 2)
         *reinterpret_cast<uint32_t *>(weights + (row * P_PITCH + first + i) * VALUE) = pack<FP16>(s[i], s[i + 1]);
+}
+
+template <typename shape, bool FP16>
+__device__ __forceinline__ void weigh_tile(const float *scores, const uint8_t *valid, uint32_t visible,
+                                           float scale_log2, row_state &state, uint8_t *weights, float *rescale,
+                                           uint32_t tid)
+{
+    float s[shape::TOKENS_A_THREAD];
+
+    soften_tile<shape>(scores, valid, visible, scale_log2, state, s, rescale, tid);
+    put_weights<shape, FP16>(s, weights, tid);
 }
 
 /* The sums of a warp: all rows, VALUE_TILES * 8 dimensions. */

@@ -5,11 +5,15 @@
  * to bf16 there, once a tile; from then on it is mla_mma.cuh's arithmetic.
  *
  *   raw stages (2) of 32 rows, scales behind each row
- *     |  widen: e4m3 to fp32, exact; times the scale in fp32; one rounding to bf16
+ *     |  widen: e4m3 to bf16, exact
  *   tiles (1 or 3) of 32 x dims bf16
  *
- * A value of mla_fp8 is widened exactly, and its scale is folded into the softmax scale and the output.  Where rows lie
- * is said by a source: a block table (mla_decode_fp8.cu) or a list of token indices (mla_sparse.cu).
+ * Widening never rounds, so scales are put where they do no harm:
+ *   mla_fp8       one scale: into the softmax scale and the output
+ *   fp8_ds_mla    any fp32 for 128 values: the scores of each 128 are scaled in fp32 before they are added up, and each
+ *                 128 columns of the output have weights of their own, scaled before they are rounded
+ *   block-wise    powers of two: times the value, exact but at the ends of the range
+ * Where rows lie is said by a source: a block table (mla_decode_fp8.cu) or a list of token indices (mla_sparse.cu).
  *
  * Knows formats and tiles.  A row that may not be read has zeros in its place, scales included, and a weight of 0. */
 
@@ -19,8 +23,8 @@
 namespace
 {
 
-/* A format: values of a row, bytes of it in the cache (ROW, then TAIL from the page's second array), and how chunk c
- * of 8 values is widened from a raw row. */
+/* A format: values of a row, bytes of it in the cache (ROW, then TAIL from the page's second array), groups of 128 values
+ * whose fp32 scales lie at byte 512 and are applied to scores and weights, and how chunk c of 8 values is widened. */
 template <uint32_t FORMAT> struct record;
 
 /* Two e4m3 in the low bytes to fp32. */
@@ -65,7 +69,7 @@ __device__ __forceinline__ float power_of_two(uint32_t code)
 
 /* 512 latent, 64 rope, all e4m3; one scale a tensor, not applied here. */
 template <> struct record<KVS_FORMAT_mla_fp8> {
-    enum { DIMS = 576, ROW = 576, TAIL = 0 };
+    enum { DIMS = 576, ROW = 576, TAIL = 0, GROUPS = 0 };
     static __device__ __forceinline__ uint4 chunk(const uint8_t *raw, uint32_t c)
     {
         return widen_chunk(raw + c * 8, 1);
@@ -74,18 +78,18 @@ template <> struct record<KVS_FORMAT_mla_fp8> {
 
 /* 512 e4m3 in tiles of 128, 4 fp32 scales, 64 bf16. */
 template <> struct record<KVS_FORMAT_fp8_ds_mla> {
-    enum { DIMS = 576, ROW = 656, TAIL = 0 };
+    enum { DIMS = 576, ROW = 656, TAIL = 0, GROUPS = 4 };
     static __device__ __forceinline__ uint4 chunk(const uint8_t *raw, uint32_t c)
     {
         if (c >= 64)
             return *reinterpret_cast<const uint4 *>(raw + 528 + (c - 64) * CHUNK);
-        return widen_chunk(raw + c * 8, *reinterpret_cast<const float *>(raw + 512 + c / 16 * 4));
+        return widen_chunk(raw + c * 8, 1);
     }
 };
 
 /* 448 e4m3 in tiles of 64, 64 bf16; 7 ue8m0 and a byte of padding in the tail. */
 template <> struct record<KVS_FORMAT_fp8_blk584> {
-    enum { DIMS = 512, ROW = 576, TAIL = 8 };
+    enum { DIMS = 512, ROW = 576, TAIL = 8, GROUPS = 0 };
     static __device__ __forceinline__ uint4 chunk(const uint8_t *raw, uint32_t c)
     {
         if (c >= 56)
@@ -96,7 +100,7 @@ template <> struct record<KVS_FORMAT_fp8_blk584> {
 
 /* 512 e4m3 in tiles of 32; 16 ue8m0 in the tail. */
 template <> struct record<KVS_FORMAT_fp8_blk528> {
-    enum { DIMS = 512, ROW = 512, TAIL = 16 };
+    enum { DIMS = 512, ROW = 512, TAIL = 16, GROUPS = 0 };
     static __device__ __forceinline__ uint4 chunk(const uint8_t *raw, uint32_t c)
     {
         return widen_chunk(raw + c * 8, power_of_two(raw[ROW + c / 4]));
@@ -112,15 +116,18 @@ template <int MT, typename format> struct quantised_shape : row_shape<MT, format
         AHEAD = MT == 1 ? 0 : 1,
         TILES = MT == 1 ? 1 : 3,
         RAW_STAGES = 2,
-        FLAGS = 8, /* tiles whose `valid` is kept: more than are under way */
+        FLAGS = 8,  /* tiles whose `valid` is kept: more than are under way */
+        SCALES = 4, /* likewise of scales, from widening on */
+        SCALE_FLOATS = format::GROUPS * TILE,
         RAW_PITCH = (format::ROW + format::TAIL + CHUNK - 1) / CHUNK * CHUNK,
         RAW_BYTES = TILE * RAW_PITCH,
         RAW_AT = TILES * base::TILE_BYTES,
         S_AT = RAW_AT + RAW_STAGES * RAW_BYTES,
         P_AT = S_AT + (1 + AHEAD) * base::S_FLOATS * 4,
-        SCALE_AT = P_AT + base::P_BYTES,
-        SUM_AT = SCALE_AT + base::ROWS * 4,
-        VALID_AT = SUM_AT + base::ROWS * 4,
+        RESCALE_AT = P_AT + (format::GROUPS > 0 ? format::GROUPS : 1) * base::P_BYTES,
+        SUM_AT = RESCALE_AT + base::ROWS * 4,
+        SCALE_AT = SUM_AT + base::ROWS * 4,
+        VALID_AT = SCALE_AT + SCALES * SCALE_FLOATS * 4,
         BYTES = VALID_AT + FLAGS * TILE,
     };
 };
@@ -131,7 +138,7 @@ template <typename shape> struct quantised_parts {
     float *rescale, *sums;
 
     __device__ __forceinline__ explicit quantised_parts(uint8_t *shared)
-        : base(shared), weights(shared + shape::P_AT), rescale(reinterpret_cast<float *>(shared + shape::SCALE_AT)),
+        : base(shared), weights(shared + shape::P_AT), rescale(reinterpret_cast<float *>(shared + shape::RESCALE_AT)),
           sums(reinterpret_cast<float *>(shared + shape::SUM_AT))
     {
     }
@@ -146,6 +153,10 @@ template <typename shape> struct quantised_parts {
     __device__ __forceinline__ uint8_t *valid(uint32_t i) const
     {
         return base + shape::VALID_AT + i % shape::FLAGS * TILE;
+    }
+    __device__ __forceinline__ float *scales(uint32_t i) const
+    {
+        return reinterpret_cast<float *>(base + shape::SCALE_AT) + i % shape::SCALES * shape::SCALE_FLOATS;
     }
     __device__ __forceinline__ float *scores(uint32_t i) const
     {
@@ -182,10 +193,12 @@ __device__ __forceinline__ void load_record(const attend_params &p, record_place
         copy_async(dst + format::ROW, tail, ok);
 }
 
-/* All threads: raw rows to a tile. */
+/* All threads: raw rows to a tile, and their scales to [GROUPS][32]. */
 template <typename shape, typename format>
-__device__ __forceinline__ void widen_tile(const uint8_t *raw, uint8_t *tile, uint32_t tid)
+__device__ __forceinline__ void widen_tile(const uint8_t *raw, uint8_t *tile, float *scales, uint32_t tid)
 {
+    if (format::GROUPS > 0 && tid < format::GROUPS * TILE)
+        scales[tid] = reinterpret_cast<const float *>(raw + tid % TILE * shape::RAW_PITCH + 512)[tid / TILE];
     /* 64 chunks of a row side by side, 4 rows at once: reads and writes without conflicts. */
     uint32_t c = tid % 64, first = tid / 64;
 
@@ -203,6 +216,101 @@ __device__ __forceinline__ void widen_tile(const uint8_t *raw, uint8_t *tile, ui
         *reinterpret_cast<uint4 *>(tile + r * shape::ROW_BYTES + (c ^ (r & 7)) * CHUNK) =
             format::chunk(raw + r * shape::RAW_PITCH, c);
     }
+}
+
+/* As score_tile, for groups of 128 dimensions with a scale each. */
+template <typename shape>
+__device__ __forceinline__ void score_groups(const uint8_t *tile, const uint32_t q[shape::ROW_TILES][shape::STEPS][4],
+                                             const float *scales, float *scores, uint32_t tid)
+{
+    enum { STEPS_A_GROUP = 2, GROUPS = 4 };
+    static_assert(shape::STEPS == GROUPS * STEPS_A_GROUP + 1, "four groups of latents, then rope");
+    uint32_t lane = tid % 32, warp = tid / 32, half = warp % 2, slice = warp / 2;
+    uint32_t token = half * 16 + lane % 8 + lane / 16 * 8, high = lane / 8 % 2, x = lane % 8;
+    uint32_t row = shared_address(tile + token * shape::ROW_BYTES) + ((2 * slice + high) ^ x) * CHUNK;
+    uint32_t column = half * 16 + lane % 4 * 2; /* token of the first of this thread's sums */
+    float acc[shape::ROW_TILES][2][4] = {};
+    uint32_t k[4];
+
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+        float part[shape::ROW_TILES][2][4] = {};
+
+#pragma unroll
+        for (int s = g * STEPS_A_GROUP; s < (g + 1) * STEPS_A_GROUP; s++) {
+            load_matrices(k, row + s * 8 * CHUNK);
+#pragma unroll
+            for (int m = 0; m < shape::ROW_TILES; m++) {
+                multiply_add<false>(part[m][0], q[m][s], k[0], k[1]);
+                multiply_add<false>(part[m][1], q[m][s], k[2], k[3]);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float2 scale = *reinterpret_cast<const float2 *>(scales + g * TILE + column + n * 8);
+
+#pragma unroll
+            for (int m = 0; m < shape::ROW_TILES; m++) {
+                acc[m][n][0] += part[m][n][0] * scale.x;
+                acc[m][n][1] += part[m][n][1] * scale.y;
+                acc[m][n][2] += part[m][n][2] * scale.x;
+                acc[m][n][3] += part[m][n][3] * scale.y;
+            }
+        }
+    }
+    load_matrices(k, row + GROUPS * STEPS_A_GROUP * 8 * CHUNK);
+#pragma unroll
+    for (int m = 0; m < shape::ROW_TILES; m++) {
+        multiply_add<false>(acc[m][0], q[m][GROUPS * STEPS_A_GROUP], k[0], k[1]);
+        multiply_add<false>(acc[m][1], q[m][GROUPS * STEPS_A_GROUP], k[2], k[3]);
+    }
+    put_scores<shape>(acc, scores, tid);
+}
+
+template <typename shape, typename format>
+__device__ __forceinline__ void score_quantised(const quantised_parts<shape> &at, uint32_t i,
+                                                const uint32_t q[shape::ROW_TILES][shape::STEPS][4], uint32_t tid)
+{
+    if constexpr (format::GROUPS > 0)
+        score_groups<shape>(at.tile(i), q, at.scales(i), at.scores(i), tid);
+    else
+        score_tile<shape, false>(at.tile(i), q, at.scores(i), tid);
+}
+
+/* Weights of a tile: one set, or one for each group, times its scale. */
+template <typename shape, typename format>
+__device__ __forceinline__ void weigh_quantised(const quantised_parts<shape> &at, uint32_t i, uint32_t visible,
+                                                float scale_log2, row_state &state, uint32_t tid)
+{
+    uint32_t first = tid % shape::THREADS_A_ROW * shape::TOKENS_A_THREAD;
+    float w[shape::TOKENS_A_THREAD];
+
+    soften_tile<shape>(at.scores(i), at.valid(i), visible, scale_log2, state, w, at.rescale, tid);
+    if constexpr (format::GROUPS == 0)
+        put_weights<shape, false>(w, at.weights, tid);
+    else {
+#pragma unroll
+        for (int g = 0; g < format::GROUPS; g++) {
+            token_run<float, shape::TOKENS_A_THREAD> scale =
+                *reinterpret_cast<const token_run<float, shape::TOKENS_A_THREAD> *>(at.scales(i) + g * TILE + first);
+            float scaled[shape::TOKENS_A_THREAD];
+
+#pragma unroll
+            for (int k = 0; k < shape::TOKENS_A_THREAD; k++)
+                scaled[k] = w[k] * scale.at[k];
+            put_weights<shape, false>(scaled, at.weights + g * shape::P_BYTES, tid);
+        }
+    }
+}
+
+template <typename shape, typename format>
+__device__ __forceinline__ void add_quantised(const quantised_parts<shape> &at, uint32_t i, sums_of<shape> &acc,
+                                              uint32_t tid)
+{
+    static_assert(format::GROUPS == 0 || THREADS / 32 == 2 * format::GROUPS, "two warps a group of 128 dimensions");
+    const uint8_t *weights = at.weights + (format::GROUPS > 0 ? tid / 64 * shape::P_BYTES : 0);
+
+    add_values<shape, false>(at.tile(i), weights, at.rescale, acc, tid);
 }
 
 __device__ __forceinline__ float kv_scale_of(const attend_params &p)
@@ -248,15 +356,14 @@ __device__ __forceinline__ void attend_in_turn(const attend_params &p, const job
 
         copy_wait<1>();
         __syncthreads(); /* raw rows of tile i have come, tile i - 1 is done with */
-        widen_tile<shape, format>(at.raw(i), at.tile(0), tid);
+        widen_tile<shape, format>(at.raw(i), at.tile(i), at.scales(i), tid);
         __syncthreads();
         load_next<shape, format>(p, j, i + 2, from, tid, at);
-        score_tile<shape, false>(at.tile(0), q, at.scores(0), tid);
+        score_quantised<shape, format>(at, i, q, tid);
         __syncthreads();
-        weigh_tile<shape, false>(at.scores(0), at.valid(i), seen > t0 ? seen - t0 : 0, scale_log2, state, at.weights,
-                                 at.rescale, tid);
+        weigh_quantised<shape, format>(at, i, seen > t0 ? seen - t0 : 0, scale_log2, state, tid);
         __syncthreads();
-        add_values<shape, false>(at.tile(0), at.weights, at.rescale, acc, tid);
+        add_quantised<shape, format>(at, i, acc, tid);
     }
 }
 
@@ -277,28 +384,28 @@ attend_ahead(const attend_params &p, const job &j, source &from, uint32_t tid, c
         copy_wait<1>();
         __syncthreads();
         if (i < n_tiles)
-            widen_tile<shape, format>(at.raw(i), at.tile(i), tid);
+            widen_tile<shape, format>(at.raw(i), at.tile(i), at.scales(i), tid);
         __syncthreads();
         load_next<shape, format>(p, j, i + 2, from, tid, at);
     }
-    score_tile<shape, false>(at.tile(0), q, at.scores(0), tid);
+    score_quantised<shape, format>(at, 0, q, tid);
     for (uint32_t i = 0; i < n_tiles; i++) {
         uint32_t t0 = j.begin + i * TILE, visible = seen > t0 ? seen - t0 : 0;
 
         copy_wait<1>();
         __syncthreads(); /* raw rows of tile i + 2 have come, tile i is scored, tile i - 1 is done with */
         if (score_first && i + 1 < n_tiles)
-            score_tile<shape, false>(at.tile(i + 1), q, at.scores(i + 1), tid);
+            score_quantised<shape, format>(at, i + 1, q, tid);
         if (score_first && i + 2 < n_tiles)
-            widen_tile<shape, format>(at.raw(i + 2), at.tile(i + 2), tid);
-        weigh_tile<shape, false>(at.scores(i), at.valid(i), visible, scale_log2, state, at.weights, at.rescale, tid);
+            widen_tile<shape, format>(at.raw(i + 2), at.tile(i + 2), at.scales(i + 2), tid);
+        weigh_quantised<shape, format>(at, i, visible, scale_log2, state, tid);
         if (!score_first && i + 2 < n_tiles)
-            widen_tile<shape, format>(at.raw(i + 2), at.tile(i + 2), tid);
+            widen_tile<shape, format>(at.raw(i + 2), at.tile(i + 2), at.scales(i + 2), tid);
         if (!score_first && i + 1 < n_tiles)
-            score_tile<shape, false>(at.tile(i + 1), q, at.scores(i + 1), tid);
+            score_quantised<shape, format>(at, i + 1, q, tid);
         __syncthreads(); /* all weights of tile i are there, the raw rows of tile i + 2 are not needed any more */
         load_next<shape, format>(p, j, i + 4, from, tid, at);
-        add_values<shape, false>(at.tile(i), at.weights, at.rescale, acc, tid);
+        add_quantised<shape, format>(at, i, acc, tid);
     }
 }
 

@@ -314,13 +314,15 @@ static void put_hello(script *s, wire_out *o)
 
 static void put_open(script *s, wire_out *o)
 {
+    static const uint32_t FORMATS[] = {KVS_FORMAT_mla_fp16, KVS_FORMAT_mla_bf16, KVS_FORMAT_mla_fp8,
+                                       KVS_FORMAT_fp8_ds_mla};
     kvs_plane planes[4];
     kvs_namespace ns;
     uint8_t b = take(s);
     char model[2] = {(char)('a' + (b >> 6)), 0};
 
-    if (kvs_namespace_mla(model, "", b & 1 ? KVS_FORMAT_mla_bf16 : KVS_FORMAT_mla_fp16, 1 + (b >> 1 & 1),
-                          1 + (b >> 2 & 3), planes, &ns, NULL) == KVS_OK)
+    if (kvs_namespace_mla(model, "", FORMATS[(b & 1) | (b >> 6 & 2)], 1 + (b >> 1 & 1), 1 + (b >> 2 & 3), planes, &ns,
+                          NULL) == KVS_OK)
         (void)kvs_namespace_encode(&ns, o->base, o->cap, &o->len, NULL);
 }
 
@@ -414,7 +416,9 @@ static void put_write(script *s, const client *c, wire_out *o)
                                                   .kv_c_offset = number(s, 8) * 2,
                                                   .kv_c_stride = 1024 + number(s, 2) * 2,
                                                   .k_pe_offset = 8192 + number(s, 8) * 2,
-                                                  .k_pe_stride = 128});
+                                                  .k_pe_stride = 128,
+                                                  .src_type = (uint32_t)number(s, 16) / 12,
+                                                  .kv_scale = number(s, 16) == 15 ? 0.5f : 0});
     for (uint32_t i = 0; i < q.n_tokens && i < 8; i++)
         wire_put_u64(o, number(s, 16));
 }
@@ -441,7 +445,9 @@ static void put_calls(script *s, const client *c, wire_out *o, uint32_t n)
                                                     .out_head = 1024,
                                                     .lse_offset = 60000 + number(s, 4) * 4,
                                                     .lse_token = 16,
-                                                    .lse_head = 4});
+                                                    .lse_head = 4,
+                                                    .kv_scale = number(s, 16) == 15 ? 0.5f : 0,
+                                                    .reserved = number(s, 16) == 15});
 }
 
 static void put_decode(script *s, const client *c, wire_out *o)

@@ -79,7 +79,7 @@ template <int ROWS> __device__ __forceinline__ job paged::find_job() const
     j.n_rows = min((uint32_t)ROWS, n_rows - j.first);
     j.counts = j.first + j.n_rows == n_rows && j.kv_head == 0 && bad != nullptr;
     told = seq_len[j.seq];
-    good = told >= 0 && told <= KVS_KV_MAX_TOKENS && (uint64_t)told <= (uint64_t)table_width * k.tokens_per_block;
+    good = told >= 0 && told <= KVS_ATTEND_MAX_TOKENS && (uint64_t)told <= (uint64_t)table_width * k.tokens_per_block;
     if (!good && j.counts && j.part == 0 && threadIdx.x == 0)
         atomicAdd(bad, 1u);
     len = good ? told : 0;
@@ -264,7 +264,8 @@ paged params(const kvs_kv_decode_args *a, uint32_t parts, uint32_t stages, void 
     p.table_width = a->table_width;
     p.s_q = a->s_q;
     p.h_kv = a->h_kv;
-    p.window = a->window < KVS_KV_MAX_TOKENS ? a->window : (uint32_t)KVS_KV_MAX_TOKENS; /* more is no window at all */
+    p.window =
+        a->window < KVS_ATTEND_MAX_TOKENS ? a->window : (uint32_t)KVS_ATTEND_MAX_TOKENS; /* more is no window at all */
     p.row_blocks = row_blocks(a);
     p.step_pages = TILE / tokens;
     p.step_tokens = TILE % tokens;

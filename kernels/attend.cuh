@@ -18,7 +18,8 @@
  *   find_job<ROWS>(p)        what this thread block works on
  *   plan first(p, j, t)      a lane's knowledge of its token t, and next(p, j, plan) of the token TILE further
  *   good(p, j, plan)         it may be read
- *   rows(p, j, plan, r, &k, &v)   of the warp's token r (all lanes call it) */
+ *   anywhere(p)              some address: nothing is read there
+ *   place(p, j, plan, &k, &v)  its rows, if it may be read */
 #ifndef KVS_KERNELS_ATTEND_CUH
 #define KVS_KERNELS_ATTEND_CUH
 
@@ -43,6 +44,7 @@ enum {
     MASKS = 4 * WARPS,   /* bytes of a stage's masks */
     MERGE_THREADS = 128,
     MAX_PARTS = KVS_MLA_MAX_PARTS,
+    MAX_DIM = 256,
 };
 
 struct attend_params {
@@ -139,34 +141,46 @@ __device__ __forceinline__ void widen_row(const uint8_t *raw, uint8_t *row, uint
     }
 }
 
+/* This lane's chunks of a row of at most MOST bytes. */
+template <uint32_t MOST>
 __device__ __forceinline__ void load_row(uint32_t dst, const uint8_t *src, uint32_t chunks, uint32_t lane, bool ok)
 {
-    for (uint32_t c = lane % LOADERS; c < chunks; c += LOADERS)
-        copy_async(dst + c * CHUNK, src + c * CHUNK, ok);
+#pragma unroll
+    for (uint32_t i = 0; i < MOST / CHUNK; i += LOADERS)
+        if (i + lane % LOADERS < chunks)
+            copy_async(dst + (i + lane % LOADERS) * CHUNK, src + (i + lane % LOADERS) * CHUNK, ok);
+}
+
+__device__ __forceinline__ const uint8_t *pointer_of(const uint8_t *p, uint32_t lane)
+{
+    return reinterpret_cast<const uint8_t *>(__shfl_sync(0xFFFFFFFFu, reinterpret_cast<unsigned long long>(p), lane));
 }
 
 /* This warp's 16 tokens of a tile into a stage, and which of them there are into its mask. */
-template <typename problem, bool FP8>
+template <typename problem, int DV, bool FP8>
 __device__ __forceinline__ void load_tile(const problem &p, const attend_params &a, const job &j,
                                           const typename problem::plan &l, const shared_layout<FP8> &at, uint8_t *stage,
                                           uint32_t *masks)
 {
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, values = FP8 ? 16 : 8;
-    const uint32_t mask = __ballot_sync(0xFFFFFFFFu, p.good(j, l)) & 0xFFFFu;
+    constexpr uint32_t VALUE = FP8 ? 1 : 2, VALUES = CHUNK / VALUE;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const bool good = p.good(j, l);
+    const uint32_t mask = __ballot_sync(0xFFFFFFFFu, good) & 0xFFFFu;
     const uint32_t k_at = shared_address(stage) + warp * LOAD * at.raw_k;
     const uint32_t v_at = shared_address(stage) + TILE * at.raw_k + warp * LOAD * at.raw_v;
+    const uint8_t *k = p.anywhere(), *v = k;
 
     if (lane == 0)
         masks[warp] = mask;
+    if (good)
+        p.place(j, l, &k, &v);
 #pragma unroll
     for (uint32_t i = 0; i < LOAD; i += 32 / LOADERS) {
         uint32_t r = i + lane / LOADERS;
         bool ok = (mask >> r & 1) != 0;
-        const uint8_t *k, *v;
 
-        p.rows(j, l, r, ok, &k, &v);
-        load_row(k_at + r * at.raw_k, k, a.d_qk / values, lane, ok);
-        load_row(v_at + r * at.raw_v, v, a.d_v / values, lane, ok);
+        load_row<MAX_DIM * VALUE>(k_at + r * at.raw_k, pointer_of(k, r), a.d_qk / VALUES, lane, ok);
+        load_row<DV * VALUE>(v_at + r * at.raw_v, pointer_of(v, r), a.d_v / VALUES, lane, ok);
     }
 }
 
@@ -619,7 +633,7 @@ __global__ void __launch_bounds__(THREADS, resident(ROWS, DV, FP8)) attend_kerne
     n_tiles = (j.end - j.begin + TILE - 1) / TILE;
     for (int32_t i = 0; i < (int32_t)a.stages - 1; i++) {
         if (i < n_tiles)
-            load_tile<problem, FP8>(p, a, j, l, at, shared + at.stages_at + i * at.stage_bytes, masks + i * WARPS);
+            load_tile<problem, DV, FP8>(p, a, j, l, at, shared + at.stages_at + i * at.stage_bytes, masks + i * WARPS);
         copy_commit(); /* also an empty group: the waits count groups */
         p.next(j, l);
     }
@@ -654,8 +668,8 @@ __global__ void __launch_bounds__(THREADS, resident(ROWS, DV, FP8)) attend_kerne
 
         meet<ALONE>(); /* tile i - 1 is done with */
         if (i + (int32_t)a.stages - 1 < n_tiles)
-            load_tile<problem, FP8>(p, a, j, l, at, shared + at.stages_at + next * at.stage_bytes,
-                                    masks + next * WARPS);
+            load_tile<problem, DV, FP8>(p, a, j, l, at, shared + at.stages_at + next * at.stage_bytes,
+                                        masks + next * WARPS);
         copy_commit();
         p.next(j, l);
         wait_but(a.stages - 1);
@@ -713,13 +727,15 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
     for (uint32_t d = threadIdx.x * 2; d < a.d_v; d += 2 * MERGE_THREADS) {
         float v0 = 0, v1 = 0;
 
-        for (uint32_t i = 0; i < a.parts; i++)
-            if (weights[i] != 0) {
-                float2 x = *reinterpret_cast<const float2 *>(a.part_out + (at + i) * a.d_v + d);
+#pragma unroll 8
+        for (uint32_t i = 0; i < a.parts; i++) {
+            float2 x = make_float2(0, 0);
 
-                v0 += weights[i] * x.x;
-                v1 += weights[i] * x.y;
-            }
+            if (weights[i] != 0)
+                x = *reinterpret_cast<const float2 *>(a.part_out + (at + i) * a.d_v + d);
+            v0 += weights[i] * x.x;
+            v1 += weights[i] * x.y;
+        }
         if (sum != 0) {
             v0 /= sum;
             v1 /= sum;

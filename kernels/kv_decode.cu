@@ -16,8 +16,10 @@ namespace
 {
 
 enum {
-    SMALL_ROWS = 16, /* of a block: 16, or 64 if one is not enough */
+    SMALL_ROWS =
+        16, /* of a block; 64 if there are more than FEW_ROWS: reading keys twice is quicker than half a block */
     WIDE_ROWS = 64,
+    FEW_ROWS = 32,
     TOKENS_A_FIXED_PART = 1024,
     TOKENS_A_PART = 256, /* less is not worth a block */
     MAX_AUTO_PARTS = 64,
@@ -49,8 +51,12 @@ struct paged {
     __device__ __forceinline__ plan first(const job &j, int32_t t) const;
     __device__ __forceinline__ void next(const job &j, plan &l) const;
     __device__ __forceinline__ bool good(const job &j, const plan &l) const;
-    __device__ __forceinline__ void rows(const job &j, const plan &l, uint32_t r, bool ok, const uint8_t **ret_k,
-                                         const uint8_t **ret_v) const;
+    __device__ __forceinline__ void place(const job &j, const plan &l, const uint8_t **ret_k,
+                                          const uint8_t **ret_v) const;
+    __device__ __forceinline__ const uint8_t *anywhere() const
+    {
+        return k.base;
+    }
     __device__ __forceinline__ void read_table(const job &j, plan &l) const
     {
         if (l.t < j.end)
@@ -126,14 +132,11 @@ __device__ __forceinline__ bool paged::good(const job &j, const plan &l) const
     return ok;
 }
 
-__device__ __forceinline__ void paged::rows(const job &j, const plan &l, uint32_t r, bool ok, const uint8_t **ret_k,
-                                            const uint8_t **ret_v) const
+__device__ __forceinline__ void paged::place(const job &j, const plan &l, const uint8_t **ret_k,
+                                             const uint8_t **ret_v) const
 {
-    int32_t block = __shfl_sync(0xFFFFFFFFu, l.block, r);
-    uint32_t token = __shfl_sync(0xFFFFFFFFu, l.offset, r);
-
-    *ret_k = ok ? kvs_view_row(&k, (uint32_t)block, token, KVS_SITE_KV_DECODE_KEY) + j.kv_head * k_head : k.base;
-    *ret_v = ok ? kvs_view_row(&v, (uint32_t)block, token, KVS_SITE_KV_DECODE_VALUE) + j.kv_head * v_head : v.base;
+    *ret_k = kvs_view_row(&k, (uint32_t)l.block, l.offset, KVS_SITE_KV_DECODE_KEY) + j.kv_head * k_head;
+    *ret_v = kvs_view_row(&v, (uint32_t)l.block, l.offset, KVS_SITE_KV_DECODE_VALUE) + j.kv_head * v_head;
 }
 
 /* ---- launches ---- */
@@ -145,7 +148,7 @@ uint32_t rows_of(const kvs_kv_decode_args *a)
 
 uint32_t rows_a_block(const kvs_kv_decode_args *a)
 {
-    return rows_of(a) <= SMALL_ROWS ? SMALL_ROWS : WIDE_ROWS;
+    return rows_of(a) <= FEW_ROWS ? SMALL_ROWS : WIDE_ROWS;
 }
 
 uint32_t row_blocks(const kvs_kv_decode_args *a)

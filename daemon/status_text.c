@@ -8,6 +8,7 @@
 #include "config/json.h"
 #include "daemon/metrics_text.h"
 #include "daemon/report.h"
+#include "proto/backend.h"
 
 /* The JSON texts of STATUS.  Numbers are whole unless the key says otherwise; ratios are null at 0/0. */
 
@@ -230,6 +231,18 @@ static void put_summary(const core *c, json_writer *w)
 
 /* ---- clients ---- */
 
+/* Whose kernels take an engine region's strides, and on whose word. */
+static void put_backend(const region *g, json_writer *w)
+{
+    const char *name = kvs_backend_name(g->backend & ~KVS_BACKEND_OVERRIDE);
+
+    if (name)
+        json_put_string(w, "backend", name);
+    else
+        json_put_null(w, "backend");
+    json_put_bool(w, "backend_override", (g->backend & KVS_BACKEND_OVERRIDE) != 0);
+}
+
 static void put_seats(const peer *p, json_writer *w)
 {
     json_begin_array(w, "regions");
@@ -243,6 +256,7 @@ static void put_seats(const peer *p, json_writer *w)
         json_put_u64(w, "slots", g->n_slots);
         json_put_u64(w, "free", g->n_free);
         json_put_u64(w, "cached", g->n_cached);
+        put_backend(g, w);
         json_put_u64(w, "private", s->n_private);
         json_put_u64(w, "held", s->n_held);
         json_end(w);

@@ -1,5 +1,5 @@
-/* Block-wise write on a GPU: a warp takes a token, 16 values a thread, and several tokens one after another whose loads are
- * under way together; a tile's maximum goes round among its 2 or 4 threads. */
+/* Block-wise write on a GPU: a warp takes a token, 16 values a thread, and several tokens one after another whose
+ * loads are under way together; a tile's maximum goes round among its 2 or 4 threads. */
 #include "kernels/blockwise.h"
 
 #include "kernels/cuda_kernels.h"

@@ -1,5 +1,5 @@
-/* Queries put together on a GPU: a thread block takes ROWS (token, head) rows; ROWS of its threads find them, all of them then
- * move 16 bytes at a time. */
+/* Queries put together on a GPU: a thread block takes ROWS (token, head) rows; ROWS of its threads find them, all of
+ * them then move 16 bytes at a time. */
 #include "kernels/concat_q.h"
 
 #include "kernels/cuda_kernels.h"

@@ -15,7 +15,8 @@ extern "C" {
 struct CUstream_st;
 
 /* For each token t and head h, 2-byte values of any type:
- *   nope  [n_tokens][n_heads][512], pe [n_tokens][n_heads][64], out [n_tokens][n_heads][576]; strides multiples of 2 bytes
+ *   nope  [n_tokens][n_heads][512], pe [n_tokens][n_heads][64], out [n_tokens][n_heads][576]; strides multiples of 2
+ *         bytes
  * out[t][h] = nope[t][h] then pe[t][h], bit for bit.  Rows are counted in 64 bits: n_tokens * n_heads may exceed 2^32.
  * E_INVALID, E_LIMIT: found before any byte is written. */
 typedef struct kvs_concat_q_args {

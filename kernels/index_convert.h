@@ -5,7 +5,8 @@
  *
  *   token of the request --block table--> (block, token of the page) --> logical index or physical row (index.h)
  *
- * Knows tables and bounds of a view.  Makes no addresses and reads no cache.  Any thread; all memory is the caller's. */
+ * Knows tables and bounds of a view.  Makes no addresses and reads no cache.  Any thread; all memory is the
+ * caller's. */
 
 #include "kernels/index.h"
 #include "proto/status.h"
@@ -21,8 +22,8 @@ struct CUstream_st;
  *   request      [n_tokens] row of the block table that a list is of
  *   tokens       [n_tokens] lists of topk ids, token_stride entries apart; below 0: no token
  *   block_table  [n_requests] rows of table_width block ids, table_stride entries apart
- *   workspace    [n_tokens] or NULL; physical only.  From 0 up: the list's tokens lie in a gathered workspace, one row a token,
- *                from this row on; the block table is not asked.  Below 0: as without it
+ *   workspace    [n_tokens] or NULL; physical only.  From 0 up: the list's tokens lie in a gathered workspace, one row
+ *                a token, from this row on; the block table is not asked.  Below 0: as without it
  *   logical, physical  [n_tokens] lists of topk, out_stride entries apart: one of them, the other NULL
  *   ret_bad      ids that have no place: request, page or block out of bounds.  They become -1 and are counted here
  * logical = block * tokens_per_block + token; physical = block * (block_stride / row_bytes) + token; -1 stays -1.

@@ -1,5 +1,5 @@
-/* Indexer write on a GPU: 8 threads take a token, 16 values each, and two tokens one after the other whose loads are under way
- * together; a token's maximum goes round among its threads. */
+/* Indexer write on a GPU: 8 threads take a token, 16 values each, and two tokens one after the other whose loads are
+ * under way together; a token's maximum goes round among its threads. */
 #include "kernels/cuda_kernels.h"
 #include "kernels/indexer.h"
 #include "kernels/rows.cuh"

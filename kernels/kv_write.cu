@@ -1,5 +1,5 @@
-/* Reshape and cache on a GPU: a thread block takes ROWS tokens of K or of V, 16 bytes of the cache at a time where every
- * address is aligned to them, else one value at a time. */
+/* Reshape and cache on a GPU: a thread block takes ROWS tokens of K or of V, 16 bytes of the cache at a time where
+ * every address is aligned to them, else one value at a time. */
 #include "kernels/kv_write.h"
 
 #include "kernels/cuda_kernels.h"

@@ -1,8 +1,8 @@
 #ifndef KVS_KERNELS_ROWS_CUH
 #define KVS_KERNELS_ROWS_CUH
 
-/* What the kernels that move or convert rows share: a thread block takes a run of rows, some of its threads find where they
- * are, then all of them move units of a few bytes.
+/* What the kernels that move or convert rows share: a thread block takes a run of rows, some of its threads find where
+ * they are, then all of them move units of a few bytes.
  *
  * Knows launches, alignment and the hardware's conversions.  Knows no operation. */
 #include <cinttypes>
@@ -75,8 +75,8 @@ __device__ inline float amax_of(float greatest, float x)
     return fmaxf(greatest, fabsf(x));
 }
 
-/* Division of numbers below 2^23 by one of 1..2^16 that is known at the launch: n * ceil(2^40 / by) is above the true product
- * by less than 2^40 / by, so that the quotient is right. */
+/* Division of numbers below 2^23 by one of 1..2^16 that is known at the launch: n * ceil(2^40 / by) is above the true
+ * product by less than 2^40 / by, so that the quotient is right. */
 struct fast_divisor {
     uint64_t times;
     uint32_t by;
@@ -242,10 +242,10 @@ template <uint32_t TYPE> __device__ inline void read8(const uint8_t *row, bool w
     unpack8<TYPE>(load8<TYPE>(row, whole), ret);
 }
 
-/* Division by one number many times, for e4m3 only: a guess by the reciprocal, corrected by its remainder.  The corrected
- * quotient has the right last bit for every value of 16 bits (tried: all of them that lie near an edge of e4m3, with every
- * scale that puts them there); for fp32 a second correction makes it so (Markstein).  Remainders must not be subnormal:
- * scales from 2^-60 to 2^60 keep them from it for all quotients that are not 0 in e4m3. */
+/* Division by one number many times, for e4m3 only: a guess by the reciprocal, corrected by its remainder.  The
+ * corrected quotient has the right last bit for every value of 16 bits (kernels-test tries all that lie near an edge
+ * of e4m3, with the scales that put them there); for fp32 a second correction makes it so (Markstein).  Remainders must
+ * not be subnormal: scales from 2^-60 to 2^60 keep them from it for all quotients that are not 0 in e4m3. */
 struct divisor {
     float scale, reciprocal;
     bool ordinary;
@@ -265,8 +265,8 @@ template <uint32_t TYPE> __device__ inline float corrected(float x, float guess,
     return TYPE == KVS_VALUE_FP32 ? __fmaf_rn(__fmaf_rn(-q, d.scale, x), d.reciprocal, q) : q;
 }
 
-/* v[i] / scale, as far as e4m3 can tell.  BOUNDED: no quotient is above 1024.  Others are 448 or NaN as the guess has it: it
- * has no remainder if it is infinite.  A quotient of 0 keeps its sign. */
+/* v[i] / scale, as far as e4m3 can tell.  BOUNDED: no quotient is above 1024.  Others are 448 or NaN as the guess has
+ * it: it has no remainder if it is infinite.  A quotient of 0 keeps its sign. */
 template <uint32_t TYPE, bool BOUNDED, int N> __device__ inline void divide(float (&v)[N], const divisor &d)
 {
     if (!d.ordinary) {

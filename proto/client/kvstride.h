@@ -139,12 +139,12 @@ KVS_API kvs_status kvs_scratch_create(kvs_client *c, uint32_t device, uint64_t b
 KVS_API kvs_status kvs_region_attach(kvs_client *c, kvs_ns *ns, const uint8_t token[16], kvs_region **ret,
                                      uint32_t timeout_ms, kvs_err *err);
 
+/* backend: who attends to this memory (enum kvs_backend), perhaps with KVS_BACKEND_OVERRIDE; 0: code of your own that
+ * takes every stride as it is given. */
 typedef struct kvs_plane_map {
     uint32_t fd; /* index into fds */
-    uint32_t
-        backend;   /* enum kvs_backend that attends to this memory, perhaps with KVS_BACKEND_OVERRIDE; 0: your own code,
-                         which takes every stride as it is given */
-    uint64_t base; /* bytes from the start of the memory to slot 0; multiple of 16 */
+    uint32_t backend;
+    uint64_t base;   /* bytes from the start of the memory to slot 0; multiple of 16 */
     uint64_t stride; /* bytes from slot to slot; multiple of 16 below 2^40 */
 } kvs_plane_map;
 
@@ -326,7 +326,7 @@ typedef struct kvs_call_result {
 enum kvs_source_type { KVS_SOURCE_PLANE = 0, KVS_SOURCE_BF16 = 1, KVS_SOURCE_FP16 = 2, KVS_SOURCE_FP32 = 3 };
 
 typedef struct kvs_write_call {
-    uint32_t plane; /* mla_bf16, mla_fp16, mla_fp32, mla_fp8 or fp8_ds_mla */
+    uint32_t plane;      /* mla_bf16, mla_fp16, mla_fp32, mla_fp8 or fp8_ds_mla */
     kvs_region *scratch; /* holds the rows: kv_c [n_tokens][512], k_pe [n_tokens][64] */
     uint64_t kv_c_offset, kv_c_stride, k_pe_offset, k_pe_stride; /* bytes */
     uint32_t src_type; /* enum kvs_source_type; 0: the plane's own, bf16 for fp8.  Another one only for mla_fp8 */

@@ -21,7 +21,8 @@ typedef struct kt_gather {
 } kt_gather;
 
 typedef struct kt_gather_op {
-    /* A shape of this operation: random, at most max_bytes; or, shape != NULL, that one with this format and its page. */
+    /* A shape of this operation: random, at most max_bytes; or, shape != NULL, that one with this format and its page.
+     * */
     kt_shape (*shape)(kt *k, uint64_t max_bytes);
     void (*fit)(kt_shape *s);          /* make the pages of any shape those of the format; NULL: nothing to do */
     uint32_t format, row_bytes;        /* of the fixed shapes */

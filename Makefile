@@ -1,5 +1,5 @@
 # kvstride: make | make demo | make test | make mutation | make check | make fuzz | make bench | make bundle | make install
-# SAN=address,undefined or SAN=thread gives an instrumented build of its own; CUDA_ARCHS="80 90a" chooses GPU code.
+# SAN=address,undefined or SAN=thread gives an instrumented build of its own; CUDA_ARCHS="80 90a 100 ptx80" chooses GPU code.
 VERSION := 0.1.0
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -25,7 +25,8 @@ CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
 CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
 CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA $(if $(MUTANT),-DKVS_MUTATION) -Xcompiler -fPIC,-Wall,-Wextra -Werror all-warnings \
-             $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_EXTRA)
+             $(foreach a,$(filter-out ptx%,$(CUDA_ARCHS)),-gencode arch=compute_$(a),code=sm_$(a)) \
+             $(foreach a,$(patsubst ptx%,%,$(filter ptx%,$(CUDA_ARCHS))),-gencode arch=compute_$(a),code=compute_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_EXTRA)
 # One rounding a operation: the same bits with every compiler that follows IEEE 754.
 $(BUILD)/kernels/merge.cu.o: NVCC_EXTRA := --fmad=false
 KERNEL_C := -O3 -ffp-contract=off -fno-math-errno
@@ -208,8 +209,7 @@ UNIT_FILES := kvstrided.service kvstrided.socket kvstrided-admin.socket kvstride
 # From 254 on systemd can keep the stored pool over a stop; an older one would complain of the setting.
 PRESERVE ?= $(shell [ "$$(systemctl --version 2>/dev/null | awk 'NR == 1 { print int($$2) }')" -ge 254 ] 2>/dev/null && echo yes)
 # What a program needs that launches kernels itself: kvstride/kernels.h, a library, a pkg-config file.
-KERNELS_H := $(filter-out $(addprefix kernels/,client_cuda.h copy.h cuda_device.h cuda_driver.h cuda_error.h cuda_kernels.h \
-               device.h device_cuda.h host_memory.h kernels.h mla_oracle.h mla_record.h mla_tile.h mla_walk.h),$(wildcard kernels/*.h))
+KERNELS_H = $(filter kernels/%,$(filter-out kernels/kernels.h,$(shell $(CC) -I. -MM kernels/kernels.h)))
 install-kernels: $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a
 	install -d $(LIB)/pkgconfig $(INC)/kernels $(INC)/proto
 	install -m 755 $(BUILD)/$(KERNELS_SO) $(LIB)

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -84,11 +85,17 @@ static void run_overdue(request *r)
 
 /* ---- the arena grows in the background ---- */
 
+/* One registration is good for all devices. */
+static device *host_of(const core *c)
+{
+    return c->devices[0].dev;
+}
+
 static void grow_run(pinner_task *t)
 {
     core *c = (core *)(void *)((uint8_t *)t - offsetof(core, grow));
 
-    c->grow_err.status = c->dev->ops->host_register(c->dev, c->growing.address, c->growing.bytes, &c->grow_err);
+    c->grow_err.status = host_of(c)->ops->host_register(host_of(c), c->growing.address, c->growing.bytes, &c->grow_err);
 }
 
 static void grow_next(core *c);
@@ -116,7 +123,7 @@ static void grow_done(work *w)
     }
     pieces = realloc(c->pieces, (c->n_pieces + 1) * sizeof(*pieces));
     if (!pieces) {
-        c->dev->ops->host_unregister(c->dev, c->growing.address, c->growing.bytes);
+        host_of(c)->ops->host_unregister(host_of(c), c->growing.address, c->growing.bytes);
         (void)kvs_fail(&c->grow_err, KVS_E_NO_MEMORY, "list of pieces: out of memory");
         grow_failed(c);
         return;
@@ -147,7 +154,7 @@ static void drop_run(pinner_task *t)
     core *c = (core *)(void *)((uint8_t *)t - offsetof(core, drop));
     uint8_t *base = c->pieces[0].address; /* the first piece is the start of the arena, and is never dropped */
 
-    c->dev->ops->host_unregister(c->dev, c->dropping.address, c->dropping.bytes);
+    host_of(c)->ops->host_unregister(host_of(c), c->dropping.address, c->dropping.bytes);
     (void)fallocate(pool_arena_fd(c->pool), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                     (uint8_t *)c->dropping.address - base, (off_t)c->dropping.bytes);
 }
@@ -309,22 +316,27 @@ static kvs_status make_pool(core *c, persist *memory, kvs_err *err)
 
 static kvs_status make_workers(core *c, kvs_err *err)
 {
-    kvs_status s = mover_create(&c->load, c->dev, DEVICE_LOAD, c->sink, err);
+    kvs_status s = KVS_OK;
 
-    if (s == KVS_OK)
-        s = mover_create(&c->store, c->dev, DEVICE_STORE, c->sink, err);
-    if (s == KVS_OK)
-        s = decoder_create(&c->decoder, c->dev, c->sink, err);
-    if (s == KVS_OK)
-        s = pinner_create(&c->pinner, c->sink, err);
-    return s;
+    for (uint32_t i = 0; i < c->n_devices && s == KVS_OK; i++) {
+        core_device *d = &c->devices[i];
+
+        s = mover_create(&d->load, d->dev, DEVICE_LOAD, c->sink, err);
+        if (s == KVS_OK)
+            s = mover_create(&d->store, d->dev, DEVICE_STORE, c->sink, err);
+        if (s == KVS_OK)
+            s = decoder_create(&d->decoder, d->dev, c->sink, err);
+    }
+    return s == KVS_OK ? pinner_create(&c->pinner, c->sink, err) : s;
 }
 
 static void share_link(const core *c, uint32_t tenant, uint32_t share)
 {
-    mover_share(c->load, tenant, share);
-    mover_share(c->store, tenant, share);
-    decoder_share(c->decoder, tenant, share);
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        mover_share(c->devices[i].load, tenant, share);
+        mover_share(c->devices[i].store, tenant, share);
+        decoder_share(c->devices[i].decoder, tenant, share);
+    }
 }
 
 static void limit_tenants(core *c)
@@ -360,11 +372,32 @@ void core_configured(core *c)
 
 kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sink, uint64_t now_us, kvs_err *err)
 {
-    return core_create_on(ret, cfg, dev, sink, NULL, now_us, err);
+    return core_create_on(ret, cfg, &dev, 1, sink, NULL, now_us, err);
 }
 
-kvs_status core_create_on(core **ret, const config *cfg, device *dev, work_sink sink, persist *memory, uint64_t now_us,
-                          kvs_err *err)
+static kvs_status take_devices(core *c, device *const *devs, uint32_t n, kvs_err *err)
+{
+    if (n < 1 || n > WIRE_MAX_DEVICES)
+        return kvs_fail(err, KVS_E_LIMIT, "devices: %u is outside 1..%d", n, WIRE_MAX_DEVICES);
+    for (uint32_t i = 0; i < n; i++) {
+        core_device *d = &c->devices[i];
+
+        d->dev = devs[i];
+        if (d->dev->ops->about)
+            d->dev->ops->about(d->dev, &d->about);
+        (void)snprintf(d->name, sizeof(d->name), n > 1 ? "%.12s%u" : "%.12s", devs[i]->ops->name, i);
+    }
+    c->n_devices = n;
+    return KVS_OK;
+}
+
+core_device *core_device_of(core *c, const region *g)
+{
+    return &c->devices[g->device];
+}
+
+kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, uint32_t n_devs, work_sink sink,
+                          persist *memory, uint64_t now_us, kvs_err *err)
 {
     core *c = calloc(1, sizeof(*c));
     kvs_status s;
@@ -372,13 +405,14 @@ kvs_status core_create_on(core **ret, const config *cfg, device *dev, work_sink 
     if (!c)
         return kvs_fail(err, KVS_E_NO_MEMORY, "core: out of memory");
     c->config = cfg;
-    c->dev = dev;
     c->sink = sink;
     c->now_us = c->start_us = now_us;
     c->lease_due_us = UINT64_MAX;
     c->next_region = 1;
     c->next_conn_id = 1;
-    s = make_random(c->boot_id, sizeof(c->boot_id), err);
+    s = take_devices(c, devs, n_devs, err);
+    if (s == KVS_OK)
+        s = make_random(c->boot_id, sizeof(c->boot_id), err);
     if (s == KVS_OK)
         s = make_random(&c->seed, sizeof(c->seed), err);
     if (s == KVS_OK)
@@ -402,16 +436,20 @@ void core_stop(core *c)
     c->stopped = true;
     /* The pinner first: it may hold what a mover's job still reads only if a peer was not waited for, and
      * none is. */
-    if (c->load)
-        mover_destroy(c->load);
-    if (c->store)
-        mover_destroy(c->store);
-    if (c->decoder)
-        decoder_destroy(c->decoder);
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        core_device *d = &c->devices[i];
+
+        if (d->load)
+            mover_destroy(d->load);
+        if (d->store)
+            mover_destroy(d->store);
+        if (d->decoder)
+            decoder_destroy(d->decoder);
+        d->load = d->store = NULL;
+        d->decoder = NULL;
+    }
     if (c->pinner)
         pinner_destroy(c->pinner);
-    c->load = c->store = NULL;
-    c->decoder = NULL;
     c->pinner = NULL;
 }
 
@@ -420,7 +458,7 @@ void core_destroy(core *c)
     if (!c)
         return;
     for (uint32_t i = 0; i < c->n_pieces; i++)
-        c->dev->ops->host_unregister(c->dev, c->pieces[i].address, c->pieces[i].bytes);
+        host_of(c)->ops->host_unregister(host_of(c), c->pieces[i].address, c->pieces[i].bytes);
     if (c->dir)
         directory_destroy(c->dir);
     if (c->pool)
@@ -491,7 +529,8 @@ void core_note_status(core *c, kvs_status s)
     if (s != KVS_E_DEVICE_LOST || c->lost != KVS_OK)
         return;
     c->lost = KVS_E_DEVICE_LOST;
-    log_event(LOG_LEVEL_ERROR, "device_lost", " device=%s requests=%u", c->dev->ops->name, c->n_requests);
+    log_event(LOG_LEVEL_ERROR, "device_lost", " device=%s devices=%u requests=%u", c->devices[0].dev->ops->name,
+              c->n_devices, c->n_requests);
 }
 
 void core_task(core *c, pinner_task *t, bool urgent)
@@ -537,23 +576,75 @@ uint64_t core_tick(core *c, uint64_t now_us)
     return core_next_due(c);
 }
 
+void core_get_work(const core *c, uint32_t i, metrics_work *ret)
+{
+    const core_device *d = &c->devices[i];
+
+    *ret = (metrics_work){0};
+    if (d->load)
+        mover_get_stats(d->load, &ret->load);
+    if (d->store)
+        mover_get_stats(d->store, &ret->store);
+    if (d->decoder)
+        decoder_get_stats(d->decoder, &ret->compute);
+}
+
+static uint64_t longest(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static void add_moved(mover_stats *to, const mover_stats *s)
+{
+    to->jobs += s->jobs;
+    to->blocks += s->blocks;
+    to->bytes += s->bytes;
+    to->busy_us += s->busy_us;
+    to->failed += s->failed;
+    to->queued += s->queued;
+    to->oldest_us = longest(to->oldest_us, s->oldest_us);
+    for (uint32_t p = 0; p < MOVER_PATHS; p++) {
+        to->path[p].blocks += s->path[p].blocks;
+        to->path[p].bytes += s->path[p].bytes;
+        to->path[p].busy_us += s->path[p].busy_us;
+    }
+}
+
+void core_get_all_work(const core *c, metrics_work *ret)
+{
+    *ret = (metrics_work){0};
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        metrics_work w;
+
+        core_get_work(c, i, &w);
+        add_moved(&ret->load, &w.load);
+        add_moved(&ret->store, &w.store);
+        ret->compute.jobs += w.compute.jobs;
+        ret->compute.calls += w.compute.calls;
+        ret->compute.busy_us += w.compute.busy_us;
+        ret->compute.failed += w.compute.failed;
+        ret->compute.queued += w.compute.queued;
+        ret->compute.oldest_us = longest(ret->compute.oldest_us, w.compute.oldest_us);
+    }
+}
+
+static bool is_stuck(const core *c)
+{
+    metrics_work w;
+
+    core_get_all_work(c, &w);
+    if (longest(longest(w.load.oldest_us, w.store.oldest_us), w.compute.oldest_us) > CORE_STUCK_US)
+        return true;
+    return beat_oldest(BEAT_IN_CALL).us > CORE_STUCK_US; /* the pinner's, too */
+}
+
 uint32_t core_health(const core *c, uint32_t *ret_reasons)
 {
-    mover_stats load = {0}, store = {0};
-    decoder_stats decode = {0};
     uint32_t why = 0;
 
-    if (c->load)
-        mover_get_stats(c->load, &load);
-    if (c->store)
-        mover_get_stats(c->store, &store);
-    if (c->decoder)
-        decoder_get_stats(c->decoder, &decode);
     why |= core_is_ready(c) ? 0 : HEALTH_NO_PIECE;
     why |= c->grow_failed ? HEALTH_PIECE_FAILED : 0;
-    if (load.oldest_us > CORE_STUCK_US || store.oldest_us > CORE_STUCK_US || decode.oldest_us > CORE_STUCK_US)
-        why |= HEALTH_STUCK;
-    why |= beat_oldest(BEAT_IN_CALL).us > CORE_STUCK_US ? HEALTH_STUCK : 0; /* the pinner's, too */
+    why |= is_stuck(c) ? HEALTH_STUCK : 0;
     why |= c->lost != KVS_OK ? HEALTH_DEVICE_LOST : 0;
     why |= c->draining || c->paused ? HEALTH_DRAINS : 0;
     why |= c->old_config ? HEALTH_OLD_CONFIG : 0;

@@ -208,14 +208,22 @@ typedef struct core_tenant {
     uint64_t region_bytes, import_bytes; /* charged */
 } core_tenant;
 
+/* A device and the threads that serve it.  A region lies on one device, and so does every job. */
+typedef struct core_device {
+    device *dev;   /* borrowed */
+    char name[16]; /* "cpu", "cuda"; of several: "cuda0", "cuda1" */
+    device_about about;
+    mover *load, *store;
+    decoder *decoder; /* the workers are NULL once the core has stopped */
+} core_device;
+
 struct core {
     const config *config; /* borrowed; a reload changes it */
-    device *dev;
+    core_device devices[WIRE_MAX_DEVICES];
+    uint32_t n_devices; /* 1.. */
     work_sink sink;
     pool *pool;
     directory *dir;
-    mover *load, *store;
-    decoder *decoder;
     pinner *pinner;
     uint8_t boot_id[16];
     uint64_t seed, now_us, start_us;
@@ -252,6 +260,11 @@ struct core {
     metrics_counts counts;
     const metrics_edge *edge; /* borrowed, or NULL */
 };
+
+/* The device of a region, and its workers. */
+core_device *core_device_of(core *c, const region *g);
+void core_get_work(const core *c, uint32_t i, metrics_work *ret);
+void core_get_all_work(const core *c, metrics_work *ret); /* sums; the oldest of all */
 
 /* Every way into the core from outside ends with this: events go out. */
 void core_rest(core *c);

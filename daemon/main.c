@@ -54,7 +54,8 @@ typedef struct app {
     char note[NOTE_BYTES]; /* what is wrong with the file; "": nothing */
     bool has_signals;
     persist memory; /* the pool's */
-    device *device;
+    device *devices[WIRE_MAX_DEVICES];
+    uint32_t n_devices;
     mailbox *mailbox;
     server *server;
     core *core;
@@ -528,23 +529,49 @@ static void log_device(const device *d)
               (unsigned long long)about.idle_bytes);
 }
 
-static kvs_status open_device(const config *c, device **ret, kvs_err *err)
+/* Every GPU that this process sees (CUDA_VISIBLE_DEVICES chooses).  One that cannot be used is left out, unless the
+ * configuration insists on GPUs. */
+static kvs_status open_gpus(app *a, bool insists, kvs_err *err)
 {
+    char text[2 * KVS_ERR_MSG_BYTES];
+    uint32_t n = 0;
+    kvs_status s = device_cuda_count(&n, err);
+
+    for (uint32_t i = 0; i < n && s == KVS_OK && a->n_devices < WIRE_MAX_DEVICES; i++) {
+        device **d = &a->devices[a->n_devices];
+
+        s = device_cuda_open(d, i, err);
+        if (s == KVS_OK) {
+            log_device(*d);
+            a->n_devices++;
+        } else if (!insists && (i + 1 < n || a->n_devices > 0)) {
+            log_event(LOG_LEVEL_WARN, "device_left_out", " ordinal=%u reason=%s", i,
+                      log_quote(text, sizeof text, err->msg, strlen(err->msg)));
+            s = KVS_OK;
+        }
+    }
+    return s;
+}
+
+static kvs_status open_devices(app *a, kvs_err *err)
+{
+    bool insists = strcmp(a->config.device_kind, "cuda") == 0;
     char text[2 * KVS_ERR_MSG_BYTES];
     kvs_err why = {0};
     kvs_status s;
 
-    if (strcmp(c->device_kind, "cpu") == 0)
-        return device_cpu_open(ret, err);
-    s = device_cuda_open(ret, 0, &why);
-    if (s == KVS_OK)
-        log_device(*ret);
-    if (s == KVS_OK)
-        return s;
-    if (strcmp(c->device_kind, "cuda") == 0) /* a machine may have its driver at a later start */
-        return kvs_fail(err, KVS_E_SYS, "device.kind: cuda: %s", why.msg);
-    log_event(LOG_LEVEL_INFO, "device", " kind=cpu reason=%s", log_quote(text, sizeof text, why.msg, strlen(why.msg)));
-    return device_cpu_open(ret, err);
+    if (strcmp(a->config.device_kind, "cpu") != 0) {
+        s = open_gpus(a, insists, &why);
+        if (s == KVS_OK)
+            return s;
+        if (insists) /* a machine may have its driver at a later start */
+            return kvs_fail(err, KVS_E_SYS, "device.kind: cuda: %s", why.msg);
+        log_event(LOG_LEVEL_INFO, "device", " kind=cpu reason=%s",
+                  log_quote(text, sizeof text, why.msg, strlen(why.msg)));
+    }
+    s = device_cpu_open(&a->devices[0], err);
+    a->n_devices = s == KVS_OK;
+    return s;
 }
 
 /* What an earlier life left, or new memory, which the service manager is given at once: from then on a kill loses nothing
@@ -598,14 +625,15 @@ static kvs_status start(app *a, kvs_err *err)
     s = open_server(a, err);
     if (s == KVS_OK) {
         open_metrics(a);
-        s = open_device(&a->config, &a->device, err);
+        s = open_devices(a, err);
     }
     if (s == KVS_OK)
         s = open_memory(a, arena, table, err);
     if (s == KVS_OK)
         s = mailbox_create(&a->mailbox, &a->loop, err);
     if (s == KVS_OK)
-        s = core_create_on(&a->core, &a->config, a->device, mailbox_sink(a->mailbox), &a->memory, conn_now_us(), err);
+        s = core_create_on(&a->core, &a->config, a->devices, a->n_devices, mailbox_sink(a->mailbox), &a->memory,
+                           conn_now_us(), err);
     if (s == KVS_OK) {
         core_set_edge(a->core, &a->edge);
         core_set_old_config(a->core, a->old_config);
@@ -654,8 +682,8 @@ static void take_down(app *a)
     board_destroy(a->board);
     close_handles(a);
     notify_close(&a->notify);
-    if (a->device != NULL)
-        a->device->ops->close(a->device);
+    for (uint32_t i = 0; i < a->n_devices; i++)
+        a->devices[i]->ops->close(a->devices[i]);
     persist_close(&a->memory);
 }
 

@@ -116,6 +116,16 @@ typedef struct metrics_tenant {
     directory_counts counts;
 } metrics_tenant;
 
+typedef struct metrics_work { /* of a device's workers, or of all devices' */
+    mover_stats load, store;
+    decoder_stats compute;
+} metrics_work;
+
+typedef struct metrics_device {
+    char name[16]; /* "cuda0" */
+    metrics_work work;
+} metrics_device;
+
 typedef struct metrics_snapshot {
     uint64_t seq;      /* counts the pictures taken; 0: none */
     uint64_t taken_us; /* on the loop's clock */
@@ -123,7 +133,7 @@ typedef struct metrics_snapshot {
     uint64_t fill_ns;  /* time of the loop that all pictures before this one took */
     uint64_t uptime_us;
     uint8_t boot_id[16];
-    char device[16];
+    char device[16];                 /* kind of all devices */
     uint32_t health, reasons;        /* enum wire_health, enum health_reason */
     uint64_t running_us, in_call_us; /* the longest that a worker has been in our code, or in a call */
     bool ready, draining, device_lost, growing, piece_failed;
@@ -133,8 +143,9 @@ typedef struct metrics_snapshot {
     directory_stats dir;
     metrics_counts counts;
     metrics_edge edge;
-    mover_stats load, store;
-    decoder_stats compute;
+    uint32_t n_devices; /* 1.. */
+    metrics_device devices[WIRE_MAX_DEVICES];
+    metrics_work work;             /* of all of them */
     uint32_t n_layouts, n_tenants; /* rows below; one of "other" besides where more exist */
     metrics_layout layouts[METRICS_LAYOUTS + 1];
     metrics_tenant tenants[METRICS_TENANTS + 1];

@@ -94,14 +94,12 @@ static void put_tenants(const core *c, metrics_snapshot *s)
 
 static void put_workers(const core *c, metrics_snapshot *s)
 {
-    s->load = s->store = (mover_stats){0};
-    s->compute = (decoder_stats){0};
-    if (c->load)
-        mover_get_stats(c->load, &s->load);
-    if (c->store)
-        mover_get_stats(c->store, &s->store);
-    if (c->decoder)
-        decoder_get_stats(c->decoder, &s->compute);
+    s->n_devices = c->n_devices;
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        memcpy(s->devices[i].name, c->devices[i].name, sizeof(s->devices[i].name));
+        core_get_work(c, i, &s->devices[i].work);
+    }
+    core_get_all_work(c, &s->work);
 }
 
 void metrics_fill(const core *c, uint64_t now_us, metrics_snapshot *s)
@@ -109,7 +107,7 @@ void metrics_fill(const core *c, uint64_t now_us, metrics_snapshot *s)
     s->taken_us = now_us;
     s->uptime_us = now_us - c->start_us;
     memcpy(s->boot_id, c->boot_id, sizeof(s->boot_id));
-    (void)snprintf(s->device, sizeof(s->device), "%s", c->dev->ops->name);
+    (void)snprintf(s->device, sizeof(s->device), "%s", c->devices[0].dev->ops->name);
     s->health = core_health(c, &s->reasons);
     s->running_us = beat_oldest(BEAT_RUNNING).us;
     s->in_call_us = beat_oldest(BEAT_IN_CALL).us;

@@ -275,23 +275,53 @@ static void put_paths(const walk *w, const metrics_snapshot *s, path_number *of,
 {
     static const char *const PATHS[MOVER_PATHS] = {"daemon_region", "engine_blocks", "engine_pages"};
 
-    for (uint32_t d = 0; d < 2; d++)
-        for (uint32_t p = 0; p < MOVER_PATHS; p++) {
-            const metric_label l[] = {
-                {"direction", d == 0 ? "load" : "store"}, {"path", PATHS[p]}, {"device", w->device}};
+    for (uint32_t i = 0; i < s->n_devices; i++)
+        for (uint32_t d = 0; d < 2; d++)
+            for (uint32_t p = 0; p < MOVER_PATHS; p++) {
+                const metrics_work *x = &s->devices[i].work;
+                const metric_label l[] = {
+                    {"direction", d == 0 ? "load" : "store"}, {"path", PATHS[p]}, {"device", s->devices[i].name}};
 
-            w->v->sample(w->ud, "", l, 3, unit(of(&(d == 0 ? &s->load : &s->store)->path[p])));
-        }
+                w->v->sample(w->ud, "", l, 3, unit(of(&(d == 0 ? &x->load : &x->store)->path[p])));
+            }
 }
 
-static void put_directions(const walk *w, metric_value load, metric_value store)
+typedef uint64_t mover_number(const mover_stats *m);
+
+static uint64_t mover_jobs(const mover_stats *m)
 {
-    put2(w, "direction", "load", "device", w->device, load);
-    put2(w, "direction", "store", "device", w->device, store);
+    return m->jobs;
+}
+
+static uint64_t mover_failed(const mover_stats *m)
+{
+    return m->failed;
+}
+
+static uint64_t mover_queued(const mover_stats *m)
+{
+    return m->queued;
+}
+
+static uint64_t mover_oldest(const mover_stats *m)
+{
+    return m->oldest_us;
+}
+
+static void put_directions(const walk *w, const metrics_snapshot *s, mover_number *of, metric_value (*unit)(uint64_t))
+{
+    for (uint32_t i = 0; i < s->n_devices; i++) {
+        const metrics_device *d = &s->devices[i];
+
+        put2(w, "direction", "load", "device", d->name, unit(of(&d->work.load)));
+        put2(w, "direction", "store", "device", d->name, unit(of(&d->work.store)));
+    }
 }
 
 static void walk_workers(const walk *w, const metrics_snapshot *s)
 {
+    const decoder_stats *c = &s->work.compute;
+
     counter(w, "kvstride_transfer_blocks_total", "Blocks copied whole, of jobs that have ended.");
     put_paths(w, s, path_blocks, whole);
     counter(w, "kvstride_transfer_bytes_total", "The same in bytes.");
@@ -299,18 +329,18 @@ static void walk_workers(const walk *w, const metrics_snapshot *s)
     counter(w, "kvstride_transfer_seconds_total", "Time spent on these jobs.");
     put_paths(w, s, path_busy, micros);
     counter(w, "kvstride_transfer_jobs_total", "Copy jobs that have run.");
-    put_directions(w, whole(s->load.jobs), whole(s->store.jobs));
+    put_directions(w, s, mover_jobs, whole);
     counter(w, "kvstride_transfer_failed_jobs_total", "Of these failed.");
-    put_directions(w, whole(s->load.failed), whole(s->store.failed));
+    put_directions(w, s, mover_failed, whole);
     gauge(w, "kvstride_transfer_queued_jobs", "Copy jobs that wait: for their turn or for a client's counter.");
-    put_directions(w, whole(s->load.queued), whole(s->store.queued));
+    put_directions(w, s, mover_queued, whole);
     gauge(w, "kvstride_transfer_running_seconds", "Age of the copy job that is running; 0: none is.");
-    put_directions(w, micros(s->load.oldest_us), micros(s->store.oldest_us));
-    counter_of(w, "kvstride_compute_jobs_total", "WRITE, DECODE and EXTEND jobs that have run.", whole(s->compute.jobs));
-    counter_of(w, "kvstride_compute_calls_total", "Calls in them.", whole(s->compute.calls));
-    counter_of(w, "kvstride_compute_seconds_total", "Time spent on them.", micros(s->compute.busy_us));
-    counter_of(w, "kvstride_compute_failed_jobs_total", "Of these jobs failed.", whole(s->compute.failed));
-    gauge_of(w, "kvstride_compute_queued_jobs", "Jobs that wait.", whole(s->compute.queued));
+    put_directions(w, s, mover_oldest, micros);
+    counter_of(w, "kvstride_compute_jobs_total", "WRITE, DECODE and EXTEND jobs that have run.", whole(c->jobs));
+    counter_of(w, "kvstride_compute_calls_total", "Calls in them.", whole(c->calls));
+    counter_of(w, "kvstride_compute_seconds_total", "Time spent on them.", micros(c->busy_us));
+    counter_of(w, "kvstride_compute_failed_jobs_total", "Of these jobs failed.", whole(c->failed));
+    gauge_of(w, "kvstride_compute_queued_jobs", "Jobs that wait.", whole(c->queued));
 }
 
 /* ---- requests ---- */

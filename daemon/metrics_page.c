@@ -148,8 +148,8 @@ static void put_requests(FILE *to, const metrics_snapshot *s)
     (void)fputs("<h2>Copies</h2><table><tr><th>direction<th>blocks<th>bytes<th>while busy<th>queued jobs<th>failed"
                 "<th>running for</tr>\n",
                 to);
-    put_mover(to, "load", &s->load);
-    put_mover(to, "store", &s->store);
+    put_mover(to, "load", &s->work.load);
+    put_mover(to, "store", &s->work.store);
     (void)fprintf(to,
                   "</table>\n<h2>Requests: %" PRIu64 " answered, %" PRIu64 " in flight</h2>"
                   "<table><tr><th>kind<th>answered<th>half within<th>99 %% within<th>99.9 %% within</tr>\n",

@@ -28,6 +28,7 @@ typedef struct compute_job {
 struct compute {
     request *request;
     region_seat *seat;
+    decoder *decoder; /* of the region's device */
     bool is_write;
     uint32_t n_jobs, n_back;
     compute_job *jobs;
@@ -93,7 +94,7 @@ static bool compute_stop(request *r, bool running)
             atomic_store(&j->stop, true);
         untouched = false;
     }
-    decoder_kick(r->peer->core->decoder);
+    decoder_kick(x->decoder);
     return untouched;
 }
 
@@ -191,12 +192,16 @@ static kvs_status check_extent(const region *scratch, const char *field, uint32_
     return KVS_OK;
 }
 
-static kvs_status find_scratch(const peer *p, uint32_t id, uint32_t call, region_seat **ret, kvs_err *err)
+static kvs_status find_scratch(const compute *x, uint32_t id, uint32_t call, region_seat **ret, kvs_err *err)
 {
-    kvs_status s = peer_seat(p, id, ret, err);
+    kvs_status s = peer_seat(x->request->peer, id, ret, err);
+    uint32_t own = x->seat->region->device;
 
     if (s == KVS_OK && (*ret)->region->kind != WIRE_REGION_SCRATCH)
-        s = kvs_fail(err, KVS_E_INVALID, "call %u: scratch: region %u is not scratch", call, id);
+        return kvs_fail(err, KVS_E_INVALID, "call %u: scratch: region %u is not scratch", call, id);
+    if (s == KVS_OK && (*ret)->region->device != own)
+        return kvs_fail(err, KVS_E_INVALID, "call %u: scratch: region %u is on device %u, the slots are on %u", call,
+                        id, (*ret)->region->device, own);
     return s;
 }
 
@@ -257,6 +262,7 @@ static kvs_status make_compute(request *r, region_seat *seat, bool is_write, uin
         most_slots = seat->region->n_slots;
     x->request = r;
     x->seat = seat;
+    x->decoder = core_device_of(r->peer->core, seat->region)->decoder;
     x->is_write = is_write;
     x->n_jobs = n_jobs;
     x->n_calls = n_calls;
@@ -274,7 +280,6 @@ static kvs_status make_compute(request *r, region_seat *seat, bool is_write, uin
 
 static kvs_status submit(compute *x, kvs_err *err)
 {
-    core *c = x->request->peer->core;
     kvs_status s = request_go(x->request, &compute_ops, err);
 
     if (s != KVS_OK)
@@ -285,7 +290,7 @@ static kvs_status submit(compute *x, kvs_err *err)
     for (uint32_t i = 0; i < x->n_calls; i++)
         (x->is_write ? x->scratches[i] : x->jobs[i].scratch)->users++;
     for (uint32_t i = 0; i < x->n_jobs; i++)
-        decoder_submit(c->decoder, &x->jobs[i].job);
+        decoder_submit(x->decoder, &x->jobs[i].job);
     return KVS_OK;
 }
 
@@ -391,7 +396,7 @@ static kvs_status add_write(compute *x, uint32_t i, wire_write_call *w, uint32_t
     if (s == KVS_OK)
         s = check_scale(x->seat->region, w->plane, w->kv_scale, i, err);
     if (s == KVS_OK)
-        s = find_scratch(x->request->peer, w->scratch, i, &scratch, err);
+        s = find_scratch(x, w->scratch, i, &scratch, err);
     if (s == KVS_OK)
         s = check_rows(scratch->region, i, w, n_tokens, kvs_value_bytes(source_type(x->seat->region, w)), err);
     if (s != KVS_OK)
@@ -673,7 +678,7 @@ static kvs_status add_attend(compute *x, uint32_t i, const wire_decode_call *d, 
     kvs_status s = check_call(x, i, d, err);
 
     if (s == KVS_OK)
-        s = find_scratch(x->request->peer, d->scratch, i, &cj->scratch, err);
+        s = find_scratch(x, d->scratch, i, &cj->scratch, err);
     if (s == KVS_OK)
         s = check_operands(cj->scratch->region, i, d, b, err);
     if (s != KVS_OK)

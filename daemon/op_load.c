@@ -26,6 +26,7 @@ typedef struct load {
     mover_job job; /* first */
     request *request;
     region_seat *seat; /* until it is settled: then it may be closed while the job is on its way back */
+    mover *mover;      /* of the region's device */
     uint32_t ns, n;
     const uint8_t *keys; /* [n][32], own copy */
     load_item *items;
@@ -144,18 +145,16 @@ static void drop_found(load *l, kvs_status why)
 static bool load_stop(request *r, bool running)
 {
     load *l = r->ext;
-    core *c = r->peer->core;
+    bool dropped = job_drop(&l->job.job);
 
-    if (job_drop(&l->job.job)) {
+    if (dropped) {
         drop_found(l, KVS_E_CANCELLED);
         settle(l, false);
-        mover_kick(c->load);
-        return true;
-    }
-    if (running)
+    } else if (running) {
         atomic_store(&l->job.job.stop, true);
-    mover_kick(c->load);
-    return false;
+    }
+    mover_kick(l->mover);
+    return dropped;
 }
 
 static uint32_t put_items(const load *l, wire_out *o)
@@ -308,9 +307,9 @@ static kvs_status hold_keys(load *l, const wire_load_req *q, kvs_err *err)
 
 /* Blocks of an earlier life are looked at before their first use, always.  Those of this one once more at each load, unless
  * the device is faster than a processor can read: there it would cost six sevenths of the speed. */
-static bool is_looked_at(const core *c, pool_slot host, const pool_row *row)
+static bool is_looked_at(core *c, const region *g, pool_slot host, const pool_row *row)
 {
-    bool again = c->config->pool_checksum && c->dev->ops->depth < 2;
+    bool again = c->config->pool_checksum && core_device_of(c, g)->dev->ops->depth < 2;
 
     return row->checksum != 0 && (again || directory_is_unverified(c->dir, host));
 }
@@ -331,7 +330,7 @@ static void fill_job(load *l)
         l->job.items[k++] = (mover_item){.host = pool_address(c->pool, it->host),
                                          .slot = it->slot,
                                          .checksum = row->checksum,
-                                         .verify = is_looked_at(c, it->host, row)};
+                                         .verify = is_looked_at(c, l->seat->region, it->host, row)};
     }
     l->job.n_items = k;
 }
@@ -404,6 +403,7 @@ static kvs_status make_load(request *r, const wire_load_req *q, region_seat *sea
         return kvs_fail(err, KVS_E_NO_MEMORY, "load: out of memory");
     l->request = r;
     l->seat = seat;
+    l->mover = core_device_of(r->peer->core, seat->region)->load;
     l->ns = q->ns;
     l->n = q->n;
     l->items = request_alloc(r, (uint64_t)q->n + 1, sizeof(l->items[0]));
@@ -418,7 +418,6 @@ static kvs_status make_load(request *r, const wire_load_req *q, region_seat *sea
 
 static void submit(load *l, const wire_load_req *q)
 {
-    core *c = l->request->peer->core;
     bool all = true;
 
     job_init(&l->job.job, load_done);
@@ -429,7 +428,7 @@ static void submit(load *l, const wire_load_req *q)
     l->job.map = l->seat->region->map;
     l->job.imported = l->seat->region->imported;
     l->seat->users++;
-    mover_submit(c->load, &l->job);
+    mover_submit(l->mover, &l->job);
 }
 
 kvs_status op_load(request *r, wire_in *in, kvs_err *err)

@@ -21,7 +21,8 @@ typedef struct making {
     making_kind kind;
     const directory_ns *ns; /* NULL: scratch */
     uint64_t bytes;         /* asked for */
-    device *dev;
+    const core *core;       /* for its devices, which never change */
+    uint32_t device;        /* asked for; WIRE_NONE32: the one that the memory is on.  Then: the one that it is on */
     device_import import;
     int fds[WIRE_MAX_FDS];
     device_mem *mem; /* out */
@@ -57,15 +58,33 @@ kvs_status op_open(request *r, wire_in *in, kvs_err *err)
 
 /* ---- on the pinner ---- */
 
+static void import_on(making *m, uint32_t i)
+{
+    device *d = m->core->devices[i].dev;
+
+    if (m->kind == MAKING_REOFFER)
+        m->import.memory = d->ops->memory;
+    m->status = d->ops->mem_import(d, &m->import, &m->mem, &m->err);
+    if (m->status == KVS_OK)
+        m->device = i;
+}
+
+/* A device refuses what is not its own, so that the first one which takes the memory is the one that it is on. */
 static void making_run(pinner_task *t)
 {
     making *m = (making *)(void *)t;
-    const device_ops *ops = m->dev->ops;
+    const uint32_t last = m->core->n_devices - 1;
 
-    if (m->kind == MAKING_CREATE)
-        m->status = ops->mem_create(m->dev, m->bytes, &m->mem, &m->err);
-    else
-        m->status = ops->mem_import(m->dev, &m->import, &m->mem, &m->err);
+    if (m->kind == MAKING_CREATE) {
+        device *d = m->core->devices[m->device].dev;
+
+        m->status = d->ops->mem_create(d, m->bytes, &m->mem, &m->err);
+    } else if (m->device != WIRE_NONE32) {
+        import_on(m, m->device);
+    } else {
+        for (uint32_t i = 0; i <= last && (i == 0 || (m->status != KVS_OK && m->status != KVS_E_DEVICE_LOST)); i++)
+            import_on(m, i);
+    }
     for (uint32_t i = 0; i < m->import.n_fds; i++)
         close(m->fds[i]);
 }
@@ -75,10 +94,11 @@ static void making_run(pinner_task *t)
 /* One range of addresses, whatever the number of pieces. */
 static kvs_status join_pieces(making *m, kvs_err *err)
 {
-    const device_ops *ops = m->dev->ops;
+    const device_ops *ops = m->mem->dev->ops;
     region *g = m->region;
     uint8_t *end = NULL;
 
+    g->device = m->device;
     g->n_pieces = ops->mem_pieces(m->mem);
     if (g->n_pieces > WIRE_MAX_FDS)
         return kvs_fail(err, KVS_E_LIMIT, "region: %u pieces are above %d", g->n_pieces, WIRE_MAX_FDS);
@@ -292,12 +312,13 @@ static const request_ops making_ops = {making_stop, nothing_known};
 
 /* ---- admission ---- */
 
-static kvs_status check_geometry(peer *p, uint32_t ns, uint32_t kind, uint32_t dev, uint32_t n_slots, uint64_t bytes,
-                                 const directory_ns **ret_ns, kvs_err *err)
+/* exists: the memory is there, and says by itself on which device. */
+static kvs_status check_geometry(peer *p, uint32_t ns, uint32_t kind, uint32_t dev, bool exists, uint32_t n_slots,
+                                 uint64_t bytes, const directory_ns **ret_ns, kvs_err *err)
 {
     *ret_ns = NULL;
-    if (dev != 0)
-        return kvs_fail(err, KVS_E_RANGE, "device: %u is not below 1", dev);
+    if (dev >= p->core->n_devices && !(dev == WIRE_NONE32 && exists))
+        return kvs_fail(err, KVS_E_RANGE, "device: %u is not below %u", dev, p->core->n_devices);
     if (kind == WIRE_REGION_SCRATCH) {
         if (ns != WIRE_NONE32 || n_slots != 0)
             return kvs_fail(err, KVS_E_INVALID, "ns, n_slots: %u and %u, scratch has none and 0", ns, n_slots);
@@ -320,8 +341,8 @@ static kvs_status check_places(const peer *p, kvs_err *err)
 }
 
 /* Everything but the memory.  On failure nothing is left. */
-static kvs_status prepare(request *r, making_kind kind, const directory_ns *ns, uint32_t ns_id, uint32_t n_slots,
-                          uint64_t bytes, making **ret, kvs_err *err)
+static kvs_status prepare(request *r, making_kind kind, const directory_ns *ns, uint32_t ns_id, uint32_t dev,
+                          uint32_t n_slots, uint64_t bytes, making **ret, kvs_err *err)
 {
     peer *p = r->peer;
     core *c = p->core;
@@ -335,7 +356,8 @@ static kvs_status prepare(request *r, making_kind kind, const directory_ns *ns, 
     m->kind = kind;
     m->ns = ns;
     m->bytes = bytes;
-    m->dev = c->dev;
+    m->core = c;
+    m->device = dev;
     m->import.fds = m->fds;
     m->closer = closer_create(p, imported, imported ? 0 : bytes);
     if (m->closer)
@@ -386,7 +408,7 @@ kvs_status op_region_create(request *r, wire_in *in, kvs_err *err)
     wire_get_region_create_req(in, &q);
     s = request_parsed(in, err);
     if (s == KVS_OK)
-        s = check_geometry(r->peer, q.ns, q.kind, q.device, q.n_slots, q.bytes, &ns, err);
+        s = check_geometry(r->peer, q.ns, q.kind, q.device, false, q.n_slots, q.bytes, &ns, err);
     if (s != KVS_OK)
         return s;
     bytes = ns ? q.n_slots * ns->slot_bytes : q.bytes;
@@ -397,7 +419,7 @@ kvs_status op_region_create(request *r, wire_in *in, kvs_err *err)
     if (s == KVS_OK)
         s = peer_check_bytes(r->peer, false, 0, bytes, err);
     if (s == KVS_OK)
-        s = prepare(r, MAKING_CREATE, ns, q.ns, q.n_slots, bytes, &m, err);
+        s = prepare(r, MAKING_CREATE, ns, q.ns, q.device, q.n_slots, bytes, &m, err);
     return s == KVS_OK ? launch(m, err) : s;
 }
 
@@ -424,11 +446,10 @@ static kvs_status reoffer(request *r, const wire_region_attach_req *q, const dir
     if (s == KVS_OK && r->frame->head.n_fds < 1)
         s = kvs_fail(err, KVS_E_INVALID, "n_fds: 0 descriptors came with the re-offer");
     if (s == KVS_OK)
-        s = prepare(r, MAKING_REOFFER, ns, q->ns, q->n_slots, bytes, &m, err);
+        s = prepare(r, MAKING_REOFFER, ns, q->ns, q->device, q->n_slots, bytes, &m, err);
     if (s != KVS_OK)
         return s;
     memcpy(m->region->token, q->token, WIRE_TOKEN_BYTES);
-    m->import.memory = r->peer->core->dev->ops->memory;
     /* Whole pages of each piece, and no more. */
     m->import.max_bytes = bytes + (uint64_t)r->frame->head.n_fds * ((2u << 20) - 1);
     s = read_entries(m, q, array, err);
@@ -471,7 +492,7 @@ kvs_status op_region_attach(request *r, wire_in *in, kvs_err *err)
         return attach_by_token(r, &q, err);
     if (q.mode != WIRE_ATTACH_REOFFER)
         return kvs_fail(err, KVS_E_INVALID, "mode: %u is neither token (0) nor re-offer (1)", q.mode);
-    s = check_geometry(r->peer, q.ns, q.kind, q.device, q.n_slots, q.bytes, &ns, err);
+    s = check_geometry(r->peer, q.ns, q.kind, q.device, true, q.n_slots, q.bytes, &ns, err);
     if (s == KVS_OK && q.n_entries > q.n_slots)
         s = kvs_fail(err, KVS_E_INVALID, "n_entries: %u is above n_slots %u", q.n_entries, q.n_slots);
     return s == KVS_OK ? reoffer(r, &q, ns, array, err) : s;
@@ -548,14 +569,14 @@ kvs_status op_region_import(request *r, wire_in *in, kvs_err *err)
     if (s == KVS_OK)
         s = check_places(r->peer, err);
     if (s == KVS_OK)
-        s = check_geometry(r->peer, q.ns, WIRE_REGION_SLOTS, q.device, q.n_slots, 0, &ns, err);
+        s = check_geometry(r->peer, q.ns, WIRE_REGION_SLOTS, q.device, true, q.n_slots, 0, &ns, err);
     if (s == KVS_OK)
         s = read_maps(r, array, q.n_maps, &maps, err);
     if (s == KVS_OK)
         s = region_maps_check(&ns->desc, q.n_slots, maps, q.n_maps, ipc ? q.n_ipc : r->frame->head.n_fds,
                               q.memory == WIRE_MEMORY_CUDA_VMM, err);
     if (s == KVS_OK)
-        s = prepare(r, MAKING_IMPORT, ns, q.ns, q.n_slots, 0, &m, err);
+        s = prepare(r, MAKING_IMPORT, ns, q.ns, q.device, q.n_slots, 0, &m, err);
     if (s != KVS_OK)
         return s;
     s = ipc ? read_handles(m, handles, q.n_ipc, err) : KVS_OK;
@@ -651,6 +672,7 @@ typedef struct dropping {
     mover_job job; /* first */
     request *request;
     region_seat *seat;
+    mover *mover; /* of the region's device: it waits for the counter */
     uint32_t n;
     wire_slot_ref *refs;
 } dropping;
@@ -678,7 +700,7 @@ static bool dropping_stop(request *r, bool running)
     bool dropped = job_drop(&d->job.job);
 
     (void)running; /* a drop that has begun has nothing left to stop */
-    mover_kick(r->peer->core->load);
+    mover_kick(d->mover);
     return dropped;
 }
 
@@ -713,7 +735,7 @@ static kvs_status submit_drop(dropping *d, const wire_slot_drop_req *q, kvs_err 
     job_fill(&d->job.job, r->peer, q->after_counter, q->after_value, WIRE_NONE32, 0);
     d->job.map = d->seat->region->map;
     d->seat->users++;
-    mover_submit(r->peer->core->load, &d->job);
+    mover_submit(d->mover, &d->job);
     return KVS_OK;
 }
 
@@ -754,6 +776,7 @@ kvs_status op_slot_drop(request *r, wire_in *in, kvs_err *err)
         return kvs_fail(err, KVS_E_NO_MEMORY, "drop of %u slots: out of memory", q.n);
     d->request = r;
     d->seat = seat;
+    d->mover = core_device_of(r->peer->core, seat->region)->load;
     d->n = q.n;
     for (uint32_t i = 0; i < q.n; i++)
         d->refs[i] = (wire_slot_ref){wire_at_u32(array, 2 * (size_t)i), wire_at_u32(array, 2 * (size_t)i + 1)};

@@ -16,6 +16,7 @@ typedef struct store {
     mover_job job; /* first */
     request *request;
     region_seat *seat; /* until it is settled: then it may be closed while the job is on its way back */
+    mover *mover;      /* of the region's device */
     uint32_t ns, n, first_depth;
     bool keep, settled, suspect;
     bool refilled; /* it waits for no job of ours: what is in the slots is what the client put there */
@@ -95,17 +96,14 @@ static void settle(store *x, bool started)
 static bool store_stop(request *r, bool running)
 {
     store *x = r->ext;
-    core *c = r->peer->core;
+    bool dropped = job_drop(&x->job.job);
 
-    if (job_drop(&x->job.job)) {
+    if (dropped)
         settle(x, false);
-        mover_kick(c->store);
-        return true;
-    }
-    if (running)
+    else if (running)
         atomic_store(&x->job.job.stop, true);
-    mover_kick(c->store);
-    return false;
+    mover_kick(x->mover);
+    return dropped;
 }
 
 static void put_items(const store *x, wire_out *o)
@@ -222,6 +220,7 @@ static kvs_status make_store(request *r, const wire_store_req *q, region_seat *s
         return kvs_fail(err, KVS_E_NO_MEMORY, "store: out of memory");
     x->request = r;
     x->seat = seat;
+    x->mover = core_device_of(r->peer->core, seat->region)->store;
     x->ns = q->ns;
     x->n = q->n;
     x->first_depth = q->first_depth;
@@ -277,7 +276,7 @@ static void submit(store *x, const wire_store_req *q)
     x->job.map = x->seat->region->map;
     x->job.imported = x->seat->region->imported;
     x->seat->users++;
-    mover_submit(x->request->peer->core->store, &x->job);
+    mover_submit(x->mover, &x->job);
 }
 
 kvs_status op_store(request *r, wire_in *in, kvs_err *err)

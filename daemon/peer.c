@@ -389,6 +389,27 @@ static kvs_status make_counters(uint8_t **ret, int *ret_fd, kvs_err *err)
     return KVS_OK;
 }
 
+static uint64_t our_features(const core *c)
+{
+    return WIRE_FEATURE_DEVICES | (c->devices[0].dev->ops->memory == WIRE_MEMORY_CUDA_VMM ? WIRE_FEATURE_CUDA : 0);
+}
+
+static uint64_t devices_bytes(const core *c)
+{
+    return WIRE_hello_devices_BYTES + (uint64_t)c->n_devices * WIRE_device_entry_BYTES;
+}
+
+static void put_devices(const core *c, wire_out *o)
+{
+    wire_put_hello_devices(o, &(wire_hello_devices){.n_devices = c->n_devices});
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        wire_device_entry e;
+
+        memcpy(e.uuid, c->devices[i].about.uuid, sizeof(e.uuid));
+        wire_put_device_entry(o, &e);
+    }
+}
+
 kvs_status op_hello(request *r, wire_in *in, kvs_err *err)
 {
     peer *p = r->peer;
@@ -409,8 +430,10 @@ kvs_status op_hello(request *r, wire_in *in, kvs_err *err)
     int fd = -1;
 
     wire_get_hello_req(in, &q);
-    rep.features = q.features & (p->core->dev->ops->memory == WIRE_MEMORY_CUDA_VMM ? WIRE_FEATURE_CUDA : 0);
+    rep.features = q.features & our_features(p->core);
     s = check_hello(p, &q, in, err);
+    if (s == KVS_OK && (rep.features & WIRE_FEATURE_DEVICES))
+        s = request_room(r, WIRE_hello_rep_BYTES + devices_bytes(p->core), err);
     if (s != KVS_OK)
         return s;
     s = make_counters(&p->counters, &fd, err);
@@ -424,6 +447,8 @@ kvs_status op_hello(request *r, wire_in *in, kvs_err *err)
     }
     memcpy(rep.boot_id, p->core->boot_id, sizeof(rep.boot_id));
     wire_put_hello_rep(request_out(r), &rep);
+    if (rep.features & WIRE_FEATURE_DEVICES)
+        put_devices(p->core, request_out(r));
     p->hello = true;
     return KVS_OK;
 }

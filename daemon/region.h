@@ -66,6 +66,7 @@ struct region_seat {
 struct region {
     region *prev, *next; /* the core's list */
     uint32_t id, tenant, ns, kind, n_slots;
+    uint32_t device; /* the core's number of the one that it lies on */
     bool imported;
     uint8_t token[WIRE_TOKEN_BYTES];
     uint64_t bytes, piece_bytes;

@@ -9,7 +9,7 @@
  *   conn --peer_request--> admit (limits, credit, reply space) --> directory / pool --> mover | decoder |
  * pinner conn <--peer_ops.send-- exactly one reply a request         <-- on_done (by the work_sink)
  *
- * Ownership: the core owns pool, directory, workers, regions and peers; it borrows the device and the config.
+ * Ownership: the core owns pool, directory, workers, regions and peers; it borrows the devices and the config.
  */
 
 #include <stdbool.h>
@@ -40,9 +40,10 @@ typedef struct core core;
 /* boot_id is made here.  Starts the worker threads and the background growth of the arena.  sink: where their
  * completions go; the loop must run each work's on_done. */
 kvs_status core_create(core **ret, const config *c, device *dev, work_sink sink, uint64_t now_us, kvs_err *err);
-/* The same in memory that may hold an earlier life's blocks; borrowed until core_destroy.  NULL: new memory. */
-kvs_status core_create_on(core **ret, const config *c, device *dev, work_sink sink, persist *memory, uint64_t now_us,
-                          kvs_err *err);
+/* The same on n_devs devices (1..WIRE_MAX_DEVICES, all of one kind, so that host memory which the first one has registered
+ * is fit for all), in memory that may hold an earlier life's blocks; borrowed until core_destroy.  NULL: new memory. */
+kvs_status core_create_on(core **ret, const config *c, device *const *devs, uint32_t n_devs, work_sink sink,
+                          persist *memory, uint64_t now_us, kvs_err *err);
 /* What RELOAD asks of the process that reads the configuration file.  dry_run: say what would change, change nothing.  The
  * answer is a whole JSON object; w NULL: none is wanted.  On failure everything is as it was.  NULL: there is no file. */
 struct json_writer;

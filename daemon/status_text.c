@@ -103,37 +103,33 @@ static void put_directory(const core *c, json_writer *w)
     json_end(w);
 }
 
-static void put_mover(const mover *m, const char *name, json_writer *w)
+static void put_mover(const mover_stats *s, const char *name, json_writer *w)
 {
-    mover_stats s = {0};
-
-    if (m)
-        mover_get_stats(m, &s);
     json_begin_object(w, name);
-    json_put_u64(w, "jobs", s.jobs);
-    json_put_u64(w, "blocks", s.blocks);
-    json_put_u64(w, "bytes", s.bytes);
-    json_put_double(w, "gb", (double)s.bytes / 1e9);
-    json_put_u64(w, "busy_us", s.busy_us);
-    json_put_u64(w, "failed", s.failed);
-    json_put_u64(w, "queued", s.queued);
-    json_put_u64(w, "oldest_us", s.oldest_us);
+    json_put_u64(w, "jobs", s->jobs);
+    json_put_u64(w, "blocks", s->blocks);
+    json_put_u64(w, "bytes", s->bytes);
+    json_put_double(w, "gb", (double)s->bytes / 1e9);
+    json_put_u64(w, "busy_us", s->busy_us);
+    json_put_u64(w, "failed", s->failed);
+    json_put_u64(w, "queued", s->queued);
+    json_put_u64(w, "oldest_us", s->oldest_us);
     json_end(w);
 }
 
-static void put_decoder(const decoder *d, json_writer *w)
+static void put_work(const metrics_work *x, json_writer *w)
 {
-    decoder_stats s = {0};
+    const decoder_stats *s = &x->compute;
 
-    if (d)
-        decoder_get_stats(d, &s);
+    put_mover(&x->load, "load", w);
+    put_mover(&x->store, "store", w);
     json_begin_object(w, "decode");
-    json_put_u64(w, "jobs", s.jobs);
-    json_put_u64(w, "calls", s.calls);
-    json_put_u64(w, "busy_us", s.busy_us);
-    json_put_u64(w, "failed", s.failed);
-    json_put_u64(w, "queued", s.queued);
-    json_put_u64(w, "oldest_us", s.oldest_us);
+    json_put_u64(w, "jobs", s->jobs);
+    json_put_u64(w, "calls", s->calls);
+    json_put_u64(w, "busy_us", s->busy_us);
+    json_put_u64(w, "failed", s->failed);
+    json_put_u64(w, "queued", s->queued);
+    json_put_u64(w, "oldest_us", s->oldest_us);
     json_end(w);
 }
 
@@ -163,33 +159,59 @@ void status_put_health(const core *c, json_writer *w)
     json_put_string(w, "health_why", why);
 }
 
-static void put_device(const device *d, json_writer *w)
+static void put_about(const device_about *a, json_writer *w)
 {
-    device_about about = {0};
+    json_put_string(w, "device_name", a->name);
+    json_put_hex(w, "device_uuid", a->uuid, sizeof(a->uuid));
+    json_put_u64(w, "device_bytes", a->total_bytes);
+    json_put_u64(w, "device_idle_bytes", a->idle_bytes);
+}
 
-    json_put_string(w, "device", d->ops->name);
-    if (d->ops->about)
-        d->ops->about(d, &about);
-    json_put_string(w, "device_name", about.name);
-    json_put_hex(w, "device_uuid", about.uuid, sizeof(about.uuid));
-    json_put_u64(w, "device_bytes", about.total_bytes);
-    json_put_u64(w, "device_idle_bytes", about.idle_bytes);
+static uint64_t region_bytes_of(const core *c, uint32_t i)
+{
+    uint64_t bytes = 0;
+
+    for (const region *g = c->regions; g; g = g->next)
+        bytes += g->device == i && !g->imported ? g->bytes : 0;
+    return bytes;
+}
+
+/* Each device by its number, which REGION_CREATE and the like take. */
+static void put_devices(const core *c, json_writer *w)
+{
+    json_begin_array(w, "devices");
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        metrics_work x;
+
+        core_get_work(c, i, &x);
+        json_begin_object(w, NULL);
+        json_put_u64(w, "device", i);
+        json_put_string(w, "name", c->devices[i].name);
+        put_about(&c->devices[i].about, w);
+        json_put_u64(w, "region_bytes", region_bytes_of(c, i));
+        put_work(&x, w);
+        json_end(w);
+    }
+    json_end(w);
 }
 
 static void put_summary(const core *c, json_writer *w)
 {
+    metrics_work all;
+
     json_put_string(w, "version", KVS_VERSION);
     json_put_hex(w, "boot_id", c->boot_id, sizeof(c->boot_id));
     json_put_u64(w, "uptime_us", c->now_us - c->start_us);
     json_put_i64(w, "pid", getpid());
-    put_device(c->dev, w);
+    json_put_string(w, "device", c->devices[0].dev->ops->name);
+    put_about(&c->devices[0].about, w);
     status_put_health(c, w);
     put_pool(c, w);
     put_layouts(c, w);
     put_directory(c, w);
-    put_mover(c->load, "load", w);
-    put_mover(c->store, "store", w);
-    put_decoder(c->decoder, w);
+    core_get_all_work(c, &all);
+    put_work(&all, w);
+    put_devices(c, w);
     json_put_u64(w, "regions", c->n_regions);
     json_put_u64(w, "region_bytes", c->region_bytes);
     json_put_u64(w, "clients", c->n_clients);

@@ -63,7 +63,7 @@ void tenant_summary_text(const core *c, uint32_t tenant, json_writer *w)
     json_put_string(w, "version", KVS_VERSION);
     json_put_hex(w, "boot_id", c->boot_id, sizeof(c->boot_id));
     json_put_u64(w, "uptime_us", c->now_us - c->start_us);
-    json_put_string(w, "device", c->dev->ops->name);
+    json_put_string(w, "device", c->devices[0].dev->ops->name);
     status_put_health(c, w);
     put_tenant(c, tenant, w);
     status_put_limits(c->config, w);

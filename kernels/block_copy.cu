@@ -1,5 +1,5 @@
-/* Block copies on a GPU: a thread block moves one part of one page, several loads of 16 bytes under way before the first
- * store; the bytes after the last whole 16 go one by one. */
+/* Block copies on a GPU: a thread block moves one part of one page, several loads of 16 bytes under way before the
+ * first store; the bytes after the last whole 16 go one by one. */
 #include "kernels/block_copy.h"
 
 #include "kernels/cuda_kernels.h"

@@ -23,8 +23,8 @@ struct CUstream_st;
  *   from, to   of any format and any pitch; equal page_bytes; usually the same view
  *   pairs      [n_pairs][2] int32: a block of `from`, a block of `to`; one of them negative: the pair is skipped
  *   ret_bad    pairs with a block that is not below n_blocks: skipped and counted here
- * The C function copies in the order of the list.  On a GPU there is none: where a block is written twice, or written and
- * read, it holds a mixture.
+ * The C function copies in the order of the list.  On a GPU there is none: where a block is written twice, or written
+ * and read, it holds a mixture.
  * E_INVALID, E_LIMIT: found before any byte is written. */
 typedef struct kvs_block_copy_args {
     kvs_view from, to;
@@ -33,8 +33,8 @@ typedef struct kvs_block_copy_args {
 } kvs_block_copy_args;
 kvs_status kvs_block_copy(const kvs_block_copy_args *a, uint32_t *ret_bad, kvs_err *err);
 
-/* The same on a GPU: every pointer is device memory; queued on `stream`, waits for nothing.  ret_bad: one word of device
- * memory, set by the call; NULL: not counted. */
+/* The same on a GPU: every pointer is device memory; queued on `stream`, waits for nothing.  ret_bad: one word of
+ * device memory, set by the call; NULL: not counted. */
 kvs_status kvs_block_copy_cuda(const kvs_block_copy_args *a, uint32_t *ret_bad, struct CUstream_st *stream,
                                kvs_err *err);
 

@@ -42,7 +42,8 @@ static uint64_t words_plain(const uint8_t *p, uint64_t n_words)
 __attribute__((target("avx2"))) static uint64_t words_avx2(const uint8_t *p, uint64_t n_words)
 {
     enum { REGISTERS = 4, LANES = 4, TURN = REGISTERS * LANES };
-    const __m256i step = _mm256_set1_epi64x((long long)(TURN * KVS_SUM_STEP));
+    const uint64_t turn_step = TURN * KVS_SUM_STEP;
+    const __m256i step = _mm256_set1_epi64x((long long)turn_step);
     __m256i sum[REGISTERS], key[REGISTERS];
     uint64_t lane[LANES], i = 0;
 

@@ -1,5 +1,5 @@
-/* Block sums on a GPU: a thread block sums one part of one block and adds it to the result, whatever the order; a second
- * kernel finishes what has come together. */
+/* Block sums on a GPU: a thread block sums one part of one block and adds it to the result, whatever the order; a
+ * second kernel finishes what has come together. */
 #include "kernels/block_sum.h"
 
 #include "kernels/cuda_kernels.h"

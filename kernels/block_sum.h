@@ -3,16 +3,16 @@
 
 /* A checksum of a block that a GPU and a processor make at the speed of their memory, and of which both make the same.
  *
- * The bytes are little-endian 64-bit words w[0..n), the last one filled up with zeros.  With G = 0x9E3779B97F4A7C15 and all
- * arithmetic modulo 2^64:
+ * The bytes are little-endian 64-bit words w[0..n), the last one filled up with zeros.  With G = 0x9E3779B97F4A7C15 and
+ * all arithmetic modulo 2^64:
  *
  *   x[i]  = w[i] ^ (i + 1) * G                    the place goes in: swapped words give another sum
  *   sum   = sum over i of low32(x[i]) * high32(x[i]) + x[i]
  *   block = finish(sum ^ bytes * G)               finish: the mixer of MurmurHash3, a bijection
  *
  * A term is (low + 2^32) * (high + 1) - 2^32, so a change within one half of a word always changes the sum; any other
- * change goes unseen with a chance of about 2^-64.  Addition commutes: words may be taken in any order, by any number of
- * lanes.  Against mistakes, not against attackers.
+ * change goes unseen with a chance of about 2^-64.  Addition commutes: words may be taken in any order, by any number
+ * of lanes.  Against mistakes, not against attackers.
  *
  * Knows views.  Any thread; all memory is the caller's. */
 
@@ -60,8 +60,8 @@ typedef struct kvs_block_sum_args {
 } kvs_block_sum_args;
 kvs_status kvs_block_sum(const kvs_block_sum_args *a, uint32_t *ret_bad, kvs_err *err);
 
-/* The same on a GPU: every pointer is device memory; queued on `stream`, waits for nothing.  ret_bad: one word of device
- * memory, set by the call; NULL: not counted. */
+/* The same on a GPU: every pointer is device memory; queued on `stream`, waits for nothing.  ret_bad: one word of
+ * device memory, set by the call; NULL: not counted. */
 kvs_status kvs_block_sum_cuda(const kvs_block_sum_args *a, uint32_t *ret_bad, struct CUstream_st *stream, kvs_err *err);
 
 /* What both sides check before they touch memory. */

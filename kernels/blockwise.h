@@ -37,11 +37,16 @@ static inline KVS_HD kvs_blockwise_shape kvs_blockwise_shape_of(uint32_t format)
     return format == KVS_FORMAT_fp8_blk584 ? blk584 : blk528;
 }
 
-/* Scale of a tile whose greatest magnitude is amax: the least power of two that is not below max(amax, 1e-4) / 448.
- * Infinity gives 255, NaN to every reader. */
+/* Scale of a tile whose greatest magnitude, a bf16, is amax: ceil(log2(max(amax, 1e-4) / 448)) + 127.  448 is 1.75 * 2^8: beyond a
+ * fraction of 1.75 the exponent is one more, and no bf16 is so near to it that the division would round over it.  1e-4 has
+ * 105.  Infinity gives 255, NaN to every reader. */
 static inline KVS_HD uint8_t kvs_blockwise_code(float amax)
 {
-    return kvs_f32_to_ue8m0_up((amax > 1e-4f ? amax : 1e-4f) / 448.0f);
+    const uint32_t bits = kvs_f32_bits(amax), code = ((bits + 0x1FFFFFu) >> 23) - 8u;
+
+    if (amax < 1e-4f)
+        return 105;
+    return (uint8_t)(bits >= 0x7F800000u ? 255u : code);
 }
 
 /* Quantise rows of 512 values and write them with their scales through a slot mapping.

@@ -28,7 +28,9 @@ extern "C" {
     X(mha_ragged)                                                                                                      \
     X(block_copy)                                                                                                      \
     X(block_sum)                                                                                                       \
-    X(merge)
+    X(merge)                                                                                                           \
+    X(concat_q)                                                                                                        \
+    X(index_convert)
 
 /* kvs_NAME_cuda_init: load the kernels of NAME.cu and allow them the shared memory that they want. */
 #define X(name) kvs_status kvs_##name##_cuda_init(kvs_err *err);

@@ -20,15 +20,16 @@ struct CUstream_st;
 enum { KVS_INDEXER_DIMS = 128, KVS_INDEXER_SCALE_BYTES = 4 };
 enum kvs_indexer_scale { KVS_INDEXER_SCALE_FP32 = 0, KVS_INDEXER_SCALE_UE8M0 = 1 /* a power of two, stored as fp32 */ };
 
-/* Scale of a key whose greatest magnitude is amax: max(amax, 1e-4) / 448, for ue8m0 rounded up to a power of two.  The
- * exponent's own bits do that: equal to 2^ceil(log2 s) for every bf16 and fp16 amax.  Infinity stays. */
+/* Scale of a key whose greatest magnitude, of a bf16 or fp16, is amax: max(amax, 1e-4) / 448, for ue8m0 2^ceil(log2) of that.
+ * 448 is 1.75 * 2^8: beyond a fraction of 1.75 the power is one more, and no value of 16 bits is so near to it that the
+ * division would round over it.  Infinity stays. */
 static inline KVS_HD float kvs_indexer_scale(float amax, uint32_t kind)
 {
-    float s = (amax > 1e-4f ? amax : 1e-4f) / 448.0f;
+    const float least = amax > 1e-4f ? amax : 1e-4f;
 
-    if (kind != KVS_INDEXER_SCALE_UE8M0 || kvs_f32_bits(s) >= 0x7F800000u)
-        return s;
-    return kvs_ue8m0_to_f32(kvs_f32_to_ue8m0_up(s));
+    if (kind != KVS_INDEXER_SCALE_UE8M0 || kvs_f32_bits(amax) >= 0x7F800000u)
+        return least / 448.0f;
+    return kvs_f32_from_bits(((kvs_f32_bits(least) + 0x1FFFFFu) & 0x7F800000u) - (8u << 23));
 }
 
 /* Quantise rows of 128 values and write them with their scales through a slot mapping.

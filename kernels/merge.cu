@@ -1,4 +1,5 @@
-/* Merge on a GPU: a warp has a row of one token and head and moves 8 values a lane where every address is aligned to them.
+/* Merge on a GPU: a warp has a row of one token and head and moves 8 values a lane where every address is aligned to
+ * them.
  *
  * Built without contraction of products into sums, so that it has the bits of the C function. */
 #include "kernels/merge.h"

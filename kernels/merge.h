@@ -24,9 +24,9 @@ enum { KVS_MERGE_MAX_DIM = 1024 };
  *
  *   out, prefix, suffix              [n_tokens][n_heads][dim]; out of out_type, the others of src_type (enum kvs_value)
  *   out_lse, prefix_lse, suffix_lse  [n_tokens][n_heads] fp32; out_lse.base NULL: not wanted
- *   n_context                        tokens from here on have no prefix: their suffix is copied, their prefix is not read
- * An infinite lse of either sign is a state without tokens: its vector is not read, the other one is copied bit for bit
- * (rounded to out_type).  Both empty: out 0, out_lse -inf, however many states that were empty come together.
+ *   n_context                        tokens from here on have no prefix: their suffix is copied, their prefix is not
+ * read An infinite lse of either sign is a state without tokens: its vector is not read, the other one is copied bit
+ * for bit (rounded to out_type).  Both empty: out 0, out_lse -inf, however many states that were empty come together.
  * out may be prefix or suffix itself, of the same type and with the same strides, and out_lse theirs.
  * E_UNSUPPORTED: a type.  E_INVALID, E_LIMIT: found before anything is written. */
 typedef struct kvs_merge_args {

@@ -68,11 +68,11 @@ typedef struct kvs_mla_write_args {
 } kvs_mla_write_args;
 kvs_status kvs_mla_write(const kvs_mla_write_args *a, uint32_t *ret_bad, kvs_err *err);
 
-/* The same for all layers of a model at once.  Layers share strides, format and bounds; each has a base, rows, slots and
- * a scale of its own.
+/* The same for all layers of a model at once.  Layers share strides, format and bounds; each has a base, rows, slots
+ * and a scale of its own.
  *   view               of every layer; its base is not looked at
- *   base               [n_layers] first byte of page 0 of each layer.  Host memory on every device, read before the call
- *                      returns: what cannot be addressed is refused
+ *   base               [n_layers] first byte of page 0 of each layer.  Host memory on every device, read before the
+ *                      call returns: what cannot be addressed is refused
  *   kv_c, k_pe         [n_layers][n_tokens] rows, *_layer_stride bytes from layer to layer (0: the same rows)
  *   slot_mapping       [n_layers][n_tokens], slot_layer_stride entries from layer to layer (0: one list for all)
  *   scale              mla_fp8: [n_layers] fp32

@@ -151,8 +151,8 @@ static inline KVS_HD float kvs_ue8m0_reciprocal(uint8_t code)
     return kvs_f32_from_bits(code >= 254u ? 0x00400000u : (uint32_t)(254u - code) << 23);
 }
 
-/* Code of the least power of two that is not below s: clamp(ceil(log2 s) + 127, 0, 255) by s's own exponent, for s >= 0.
- * Infinity and NaN give 255. */
+/* Code of the least power of two that is not below s: clamp(ceil(log2 s) + 127, 0, 255) by s's own exponent, for s >=
+ * 0. Infinity and NaN give 255. */
 static inline KVS_HD uint8_t kvs_f32_to_ue8m0_up(float s)
 {
     uint32_t a = kvs_f32_bits(s) & 0x7FFFFFFFu, fraction = a & 0x7FFFFFu;

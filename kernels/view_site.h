@@ -46,7 +46,8 @@ enum kvs_mutant {
     X(KV_DECODE_VALUE, "kv_decode", KVS_MUTANT_ADDRESS)                                                                \
     X(BLOCK_COPY_SOURCE, "block_copy", KVS_MUTANT_PAGES)                                                               \
     X(BLOCK_COPY_TARGET, "block_copy", KVS_MUTANT_ADDRESS)                                                             \
-    X(BLOCK_SUM, "block_sum", KVS_MUTANT_PAGES)
+    X(BLOCK_SUM, "block_sum", KVS_MUTANT_PAGES)                                                                        \
+    X(INDEX_CONVERT, "index_convert", KVS_MUTANT_TOKENS)
 
 typedef enum kvs_site {
     KVS_SITE_NONE = 0, /* tests and tools */

@@ -37,6 +37,7 @@ enum {
     WIRE_LEASE_BYTES = 16,
     WIRE_TOKEN_BYTES = 16, /* names a daemon region among the connections of a tenant */
     WIRE_MAX_FDS = 64,     /* descriptors of one frame */
+    WIRE_MAX_DEVICES = 16, /* of one daemon */
     WIRE_MAX_NAME = 64,    /* bytes of a client's name in HELLO */
     WIRE_NONE = -1,        /* as u32: no counter, no namespace, "the daemon chooses the slot" */
 };
@@ -154,7 +155,9 @@ bool wire_in_done(const wire_in *i);
     F(u32, n_counters)                                                                                                 \
     F(u64, features) F(b16, boot_id) F(u64, conn_id) F(u32, max_body) F(u32, max_keys) F(u32, credit_requests)         \
         F(u32, control_requests) F(u64, credit_bytes) F(u64, default_deadline_us) F(u64, max_deadline_us)
-/* one descriptor: the counter page */
+/* with WIRE_FEATURE_DEVICES: then hello_devices, and device_entry[n_devices].  One descriptor: the counter page */
+#define WIRE_hello_devices(F) F(u32, n_devices) F(u32, reserved)
+#define WIRE_device_entry(F)  F(b16, uuid)
 
 /* OPEN request: the canonical namespace description (proto/layout.h) and nothing else, padded. */
 #define WIRE_open_rep(F) F(u32, ns) F(u32, reserved) F(u64, slot_bytes) F(b32, digest)
@@ -256,7 +259,7 @@ bool wire_in_done(const wire_in *i);
 
 #define WIRE_BODY_MAP(X)                                                                                    \
     X(hello_req)                                                                                                       \
-    X(hello_rep)                                                                                                       \
+    X(hello_rep) X(hello_devices) X(device_entry)                                                                                                       \
     X(open_rep)                                                                                                        \
     X(region_create_req) X(region_rep) X(region_attach_req) X(region_entry) X(region_import_req) X(ipc_handle) X(plane_map)          \
         X(region_close_req) X(lookup_req) X(lookup_rep) X(reserve_req) X(reserve_rep) X(release_req) X(load_req)       \
@@ -291,7 +294,8 @@ bool wire_in_done(const wire_in *i);
 WIRE_BODY_MAP(WIRE_DECLARE)
 
 enum wire_feature {
-    WIRE_FEATURE_CUDA = 1, /* descriptors of regions are CUDA VMM handles */
+    WIRE_FEATURE_CUDA = 1,    /* descriptors of regions are CUDA VMM handles */
+    WIRE_FEATURE_DEVICES = 2, /* HELLO's reply lists the devices */
 };
 enum wire_region_kind { WIRE_REGION_SLOTS = 0, WIRE_REGION_SCRATCH = 1 };
 enum wire_memory { WIRE_MEMORY_MEMFD = 0, WIRE_MEMORY_CUDA_IPC = 1, WIRE_MEMORY_CUDA_VMM = 2 };

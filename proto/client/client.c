@@ -200,6 +200,23 @@ void kvs_server_get(kvs_client *c, kvs_server *ret)
     (void)pthread_mutex_unlock(&c->mu);
 }
 
+kvs_status kvs_device_find(kvs_client *c, const uint8_t uuid[16], uint32_t *ret, kvs_err *err)
+{
+    kvs_server v;
+
+    kvs_server_get(c, &v);
+    if (v.generation == 0)
+        return kvs_fail(err, KVS_E_AWAY, "devices: never connected to a daemon");
+    for (uint32_t i = 0; i < v.n_devices; i++)
+        if (memcmp(v.device_uuid[i], uuid, sizeof v.device_uuid[i]) == 0) {
+            *ret = i;
+            return KVS_OK;
+        }
+    return kvs_fail(err, KVS_E_NOT_FOUND,
+                    "devices: none of the daemon's %u has the UUID that begins with %02x%02x%02x%02x", v.n_devices,
+                    uuid[0], uuid[1], uuid[2], uuid[3]);
+}
+
 uint64_t kvs_generation(kvs_client *c)
 {
     kvs_server v;

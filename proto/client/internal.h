@@ -265,7 +265,7 @@ kvs_status region_adopt(kvs_region *r, const wire_region_rep *rep, frame *f, kvs
 size_t region_attach_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap);      /* mode 1; length */
 uint32_t region_n_entries(const kvs_region *r);
 uint64_t region_import_bytes(const kvs_region *r); /* of that body */
-size_t region_import_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap);
+size_t region_import_body(const kvs_region *r, uint32_t ns, uint32_t device, uint8_t *buf, size_t cap);
 void region_entries_done(kvs_region *r, const uint8_t *status); /* [entries] of the reply, in order; NULL: all lost */
 void region_destroy(kvs_region *r);
 void region_track(kvs_region *r, kvs_slot s, bool shared, const uint8_t *key, uint32_t depth);

@@ -65,6 +65,8 @@ static void chore_run(kvs_client *c, chore *h)
 typedef struct fresh {
     wire_link link;
     wire_hello_rep hello;
+    uint32_t n_devices;
+    uint8_t uuid[WIRE_MAX_DEVICES][16];
     counter_page page;
     uint8_t *body; /* [hello.max_body] */
 } fresh;
@@ -90,11 +92,31 @@ static kvs_status ask(kvs_client *c, fresh *n, const link_frame *q, answer *a, k
     return KVS_OK;
 }
 
-static kvs_status hello_check(const answer *a, wire_hello_rep *v, kvs_err *err)
+/* A daemon that does not list its devices has one. */
+static void get_devices(wire_in *in, fresh *n)
 {
+    wire_hello_devices d = {.n_devices = 1};
+
+    if (n->hello.features & WIRE_FEATURE_DEVICES)
+        wire_get_hello_devices(in, &d);
+    n->n_devices = d.n_devices;
+    if (d.n_devices < 1 || d.n_devices > WIRE_MAX_DEVICES)
+        in->bad = true;
+    for (uint32_t i = 0; !in->bad && (n->hello.features & WIRE_FEATURE_DEVICES) && i < d.n_devices; i++) {
+        wire_device_entry e;
+
+        wire_get_device_entry(in, &e);
+        memcpy(n->uuid[i], e.uuid, sizeof n->uuid[i]);
+    }
+}
+
+static kvs_status hello_check(const answer *a, fresh *n, kvs_err *err)
+{
+    wire_hello_rep *v = &n->hello;
     wire_in in = a->in;
 
     wire_get_hello_rep(&in, v);
+    get_devices(&in, n);
     if (!wire_in_done(&in) || a->f.head.n_fds != 1)
         return kvs_fail(err, KVS_E_PROTO, "HELLO: the daemon's reply is malformed");
     if (v->version != WIRE_VERSION)
@@ -123,6 +145,7 @@ static kvs_status hello(kvs_client *c, fresh *n, kvs_err *err)
     wire_hello_req q = {.version_min = WIRE_VERSION,
                         .version_max = WIRE_VERSION,
                         .pid = (uint32_t)getpid(),
+                        .features = WIRE_FEATURE_DEVICES,
                         .name_len = (uint32_t)strlen(c->name)};
     link_frame out = {.op = WIRE_HELLO, .body = body};
     answer a;
@@ -141,7 +164,7 @@ static kvs_status hello(kvs_client *c, fresh *n, kvs_err *err)
     if (a.status != KVS_OK)
         s = refused(a.status, err);
     else
-        s = hello_check(&a, &n->hello, err);
+        s = hello_check(&a, n, err);
     if (s == KVS_OK)
         s = counters_map(a.f.fds[0], n->hello.n_counters, &n->page, err);
     if (s == KVS_E_UNSUPPORTED)
@@ -215,7 +238,8 @@ static kvs_status reregister(kvs_client *c, fresh *n, kvs_region *r, kvs_err *er
         region_entries_done(r, NULL);
         return KVS_OK;
     }
-    q.len = import ? region_import_body(r, ns, n->body, n->hello.max_body)
+    /* The memory says on which device it is: numbers may be others by now. */
+    q.len = import ? region_import_body(r, ns, WIRE_NONE32, n->body, n->hello.max_body)
                    : region_attach_body(r, ns, n->body, n->hello.max_body);
     s = ask(c, n, &q, &a, err);
     return s == KVS_OK ? reregister_answer(r, &a, err) : s;
@@ -276,8 +300,10 @@ static void bury_regions(kvs_client *c)
     }
 }
 
-static void server_set(kvs_client *c, const wire_hello_rep *v)
+static void server_set(kvs_client *c, const fresh *n)
 {
+    const wire_hello_rep *v = &n->hello;
+
     c->server = (kvs_server){.generation = c->server.generation + 1,
                              .conn_id = v->conn_id,
                              .version = v->version,
@@ -290,7 +316,9 @@ static void server_set(kvs_client *c, const wire_hello_rep *v)
                              .credit_bytes = v->credit_bytes,
                              .default_deadline_us = v->default_deadline_us,
                              .max_deadline_us = v->max_deadline_us,
+                             .n_devices = n->n_devices,
                              .up = true};
+    memcpy(c->server.device_uuid, n->uuid, sizeof c->server.device_uuid);
     memcpy(c->server.boot_id, v->boot_id, sizeof c->server.boot_id);
     if (c->server.credit_requests > 65536)
         c->server.credit_requests = 65536;
@@ -304,7 +332,7 @@ static kvs_status publish(kvs_client *c, fresh *n, kvs_err *err)
     kvs_server old = c->server;
     kvs_status s;
 
-    server_set(c, &n->hello);
+    server_set(c, n);
     s = client_table(c, c->server.credit_requests + c->server.control_requests, err);
     if (s != KVS_OK) {
         c->server = old;

@@ -50,9 +50,11 @@ enum {
     KVS_KEY_BYTES = 32,
     KVS_SOCKET_PATH_MAX = 107, /* bytes; a longer path is refused, never cut */
     KVS_REGION_MAX_FDS = 64,
+    KVS_MAX_DEVICES = 16, /* of one daemon */
 };
-#define KVS_ALL      UINT32_C(0xffffffff) /* every namespace */
-#define KVS_SLOT_ANY UINT32_C(0xffffffff) /* the daemon chooses */
+#define KVS_ALL        UINT32_C(0xffffffff) /* every namespace */
+#define KVS_SLOT_ANY   UINT32_C(0xffffffff) /* the daemon chooses */
+#define KVS_DEVICE_ANY UINT32_C(0xffffffff) /* of an import: the device that the memory is on */
 
 /* ---- connection ---------------------------------------------------------------------------------------------- */
 
@@ -92,10 +94,15 @@ typedef struct kvs_server {
     uint32_t credit_requests, control_requests;
     uint64_t credit_bytes; /* block bytes of LOAD and STORE in flight */
     uint64_t default_deadline_us, max_deadline_us;
-    bool up; /* false: miss-only mode; the rest is of the last connection */
+    bool up;                                  /* false: miss-only mode; the rest is of the last connection */
+    uint32_t n_devices;                       /* numbers 0..n_devices-1 name them in the calls below */
+    uint8_t device_uuid[KVS_MAX_DEVICES][16]; /* of a GPU as CUDA has it; zeros: the cpu device */
 } kvs_server;
 
 KVS_API void kvs_server_get(kvs_client *c, kvs_server *ret);
+/* The daemon's number of the GPU with this UUID: ordinals differ from process to process (CUDA_VISIBLE_DEVICES), UUIDs do
+ * not.  E_NOT_FOUND: the daemon does not serve it; E_AWAY: never connected. */
+KVS_API kvs_status kvs_device_find(kvs_client *c, const uint8_t uuid[16], uint32_t *ret, kvs_err *err);
 KVS_API uint64_t kvs_generation(kvs_client *c);
 /* Wait until connected with a generation above `after` (0: any). */
 KVS_API kvs_status kvs_wait_up(kvs_client *c, uint64_t after, uint32_t timeout_ms, kvs_err *err);
@@ -148,7 +155,8 @@ typedef struct kvs_ipc {
 } kvs_ipc;
 
 typedef struct kvs_import {
-    uint32_t device, n_slots;
+    uint32_t device; /* number, or KVS_DEVICE_ANY */
+    uint32_t n_slots;
     uint32_t memory; /* enum kvs_memory */
     uint32_t n_fds;  /* 1..64; 0 with CUDA IPC handles */
     const int *fds;  /* [n_fds]; duplicated, the originals stay the caller's.  memfds: sealed against shrinking,
@@ -171,7 +179,8 @@ KVS_API kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err 
 typedef struct kvs_region_info {
     uint32_t kind;               /* enum kvs_region_kind */
     uint32_t id;                 /* of this connection */
-    uint32_t device, n_slots;    /* 0 slots: scratch */
+    uint32_t device;             /* as asked for; attached by token: 0 */
+    uint32_t n_slots;            /* 0: scratch */
     uint64_t slot_stride, bytes; /* in all */
     uint64_t piece_bytes;        /* of every descriptor but the last */
     uint32_t n_fds;

@@ -227,10 +227,10 @@ uint64_t region_import_bytes(const kvs_region *r)
            (uint64_t)r->n_ipc * WIRE_ipc_handle_BYTES;
 }
 
-size_t region_import_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t cap)
+size_t region_import_body(const kvs_region *r, uint32_t ns, uint32_t device, uint8_t *buf, size_t cap)
 {
     wire_region_import_req q = {.ns = ns,
-                                .device = r->info.device,
+                                .device = device,
                                 .n_slots = r->info.n_slots,
                                 .memory = r->memory,
                                 .n_maps = r->n_maps,
@@ -279,7 +279,7 @@ kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret,
         return s;
     }
     req.region = r;
-    k.out.len = region_import_body(r, id, k.out.base, k.out.cap);
+    k.out.len = region_import_body(r, id, r->info.device, k.out.base, k.out.cap);
     k.fds = r->fds;
     k.n_fds = r->info.n_fds;
     return run_region(&k, r, ret, err);
@@ -471,7 +471,7 @@ size_t region_attach_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t
 {
     wire_region_attach_req q = {.ns = ns,
                                 .kind = r->info.kind,
-                                .device = r->info.device,
+                                .device = WIRE_NONE32, /* as in reregister */
                                 .n_slots = r->info.n_slots,
                                 .bytes = r->info.bytes,
                                 .mode = WIRE_ATTACH_REOFFER,

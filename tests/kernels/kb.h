@@ -8,8 +8,8 @@
  *   contiguous:  block b of layer l at (l * n_blocks + b) * page  as one tensor a layer has it
  *
  * A figure is the median time of one call out of graphs of several, each with blocks and a layer of its own, so that
- * nothing is in the cache; the two layouts take turns.  The bound is what the bytes take at the rate of a plain copy that
- * was measured in the same run, or the operations at 790 TFLOP/s, whichever is more.
+ * nothing is in the cache; the two layouts take turns.  The bound is what the bytes take at the rate of a plain copy
+ * that was measured in the same run, or the operations at 790 TFLOP/s, whichever is more.
  *
  * Knows CUDA's memory and streams.  Knows no operation.  Single thread; a failing CUDA call ends the program. */
 
@@ -44,8 +44,9 @@ typedef struct kb_op {
 /* Device memory until the operation is through; kb_in: with a copy of host memory. */
 void *kb_alloc(kb *b, uint64_t bytes);
 void *kb_in(kb *b, const void *host, uint64_t bytes);
+void *kb_random(kb *b, uint64_t bytes); /* bf16 of -1.7..1.7 */
 
-uint64_t kb_page_bytes(uint32_t format); /* 64 tokens, rounded up to 16 */
+uint64_t kb_page_bytes(uint32_t format); /* 64 tokens, rounded up as the format wants it */
 uint32_t kb_n_blocks(const kb *b, uint32_t format);
 /* A layer of the pool as if it held 61 layers of that format. */
 kvs_view kb_view(const kb *b, uint32_t format, uint32_t layer, bool strided);

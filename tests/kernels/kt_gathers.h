@@ -30,6 +30,9 @@ typedef struct kt_gather_op {
     kvs_status (*launch)(kt *k, void *gather, kvs_err *err);
 } kt_gather_op;
 
+/* One case: at most n_seqs sequences of up to max_len tokens. */
+bool kt_gather_shape(kt *k, const kt_gather_op *op, const kt_shape *s, uint32_t n_seqs, uint32_t max_len,
+                     bool with_bad);
 bool kt_gather_random(kt *k, const kt_gather_op *op);
 bool kt_gather_every_layer(kt *k, const kt_gather_op *op);
 bool kt_gather_far(kt *k, const kt_gather_op *op);

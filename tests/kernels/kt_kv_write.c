@@ -10,9 +10,11 @@
 enum order { NHD, HND, INTERLEAVED };
 
 /* The geometry of a case, chosen in `fit` and needed in `make`: it travels in the shape's planes and here. */
-static struct {
+typedef struct geometry {
     uint32_t n_heads, k_dim, v_dim, k_format, v_format, order;
-} now;
+} geometry;
+static geometry now;
+static const geometry *forced; /* by a fixed case; NULL: any */
 
 static uint32_t value_of(uint32_t format)
 {
@@ -52,6 +54,8 @@ static void fit(kt *k, kt_shape *s)
     now.k_format = copies ? formats[rnd_below(&k->r, 2)] : KVS_FORMAT_kv_fp8;
     now.v_format = kt_chance(k, 2) ? now.k_format : KVS_FORMAT_kv_fp8;
     now.order = (uint32_t)rnd_below(&k->r, 3);
+    if (forced != NULL)
+        now = *forced;
     if (now.order == INTERLEAVED) { /* the V view begins inside the K view's rows: at a multiple of 16 */
         now.v_dim = now.k_dim = (uint32_t)up(now.k_dim, 16);
         now.v_format = now.k_format;
@@ -171,7 +175,45 @@ static const kt_write_op op = {.shape = shape,
                                .launch = launch};
 KT_WRITE_CASES(op)
 
-static const kt_fixed fixed[] = {KT_WRITE_FIXED};
+/* An engine's own test: 8 heads of 64, 80 and 256 values, 8, 16 and 32 tokens a page, tokens or heads first, on the middle one
+ * of three layers; fp8 with one scale or one a head. */
+static bool reshape(kt *k, uint32_t format)
+{
+    static const uint32_t dims[] = {64, 80, 256}, tokens[] = {8, 16, 32};
+    bool good = true;
+
+    for (uint32_t i = 0; i < 3 * 3 * 2 && good; i++) {
+        const geometry g = {8, dims[i % 3], dims[i % 3], format, format, i / 9};
+        kt_shape s = kt_shape_plain(format, 16, tokens[i / 3 % 3], 9);
+
+        s.n_layers = 3;
+        s.layer = 1;
+        forced = &g;
+        good = kt_write_shape(k, &op, &s, 42, false);
+        forced = NULL;
+    }
+    return good;
+}
+
+static bool reshape_bf16(kt *k)
+{
+    return reshape(k, KVS_FORMAT_kv_bf16);
+}
+
+static bool reshape_fp16(kt *k)
+{
+    return reshape(k, KVS_FORMAT_kv_fp16);
+}
+
+static bool reshape_fp8(kt *k)
+{
+    return reshape(k, KVS_FORMAT_kv_fp8);
+}
+
+static const kt_fixed fixed[] = {KT_WRITE_FIXED,
+                                 {"reshape_and_cache_flash, bf16", reshape_bf16, false},
+                                 {"reshape_and_cache_flash, fp16", reshape_fp16, false},
+                                 {"reshape_and_cache_flash, fp8", reshape_fp8, false}};
 
 const kt_op kt_op_kv_write = {.name = "kv_write",
                               .equality = "byte-equal",
@@ -179,5 +221,5 @@ const kt_op kt_op_kv_write = {.name = "kv_write",
                               .n_fixed = sizeof fixed / sizeof *fixed,
                               .random = random_shape,
                               .n_cpu = 300,
-                              .n_cuda = 1500,
+                              .n_cuda = 600,
                               .n_subset = 12};

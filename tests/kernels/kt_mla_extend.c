@@ -750,5 +750,5 @@ const kt_op kt_op_mla_extend = {.name = "mla_extend",
                                 .n_fixed = sizeof fixed / sizeof *fixed,
                                 .random = random_shape,
                                 .n_cpu = 40,
-                                .n_cuda = 800,
+                                .n_cuda = 300,
                                 .n_subset = 6};

@@ -25,7 +25,9 @@
     X(mha_ragged)                                                                                                      \
     X(block_copy)                                                                                                      \
     X(block_sum)                                                                                                       \
-    X(merge)
+    X(merge)                                                                                                           \
+    X(concat_q)                                                                                                        \
+    X(index_convert)
 
 #define X(name) extern const kt_op kt_op_##name;
 KT_OP_MAP(X)

@@ -32,16 +32,33 @@ void fx_config(fx *f)
     f->cfg.device_max_import_bytes = CONFIG_MIB(8);
 }
 
-void fx_open_starting(fx *f)
+static void open_on(fx *f, bool two)
 {
-    device *inner = NULL;
+    device *inner = NULL, *all[2];
     kvs_err err = {0};
 
     f->fds_before = fx_count_fds();
     sink_init(&f->sink);
     cr_assert_eq(device_cpu_open(&inner, &err), KVS_OK, "%s", err.msg);
     cr_assert_eq(fault_device_open(inner, &f->dev, &err), KVS_OK, "%s", err.msg);
-    cr_assert_eq(core_create(&f->core, &f->cfg, f->dev, sink_face(&f->sink), f->now_us, &err), KVS_OK, "%s", err.msg);
+    if (two)
+        cr_assert_eq(device_cpu_open(&f->second, &err), KVS_OK, "%s", err.msg);
+    all[0] = f->dev;
+    all[1] = f->second;
+    cr_assert_eq(core_create_on(&f->core, &f->cfg, all, 1 + two, sink_face(&f->sink), NULL, f->now_us, &err), KVS_OK,
+                 "%s", err.msg);
+}
+
+void fx_open_starting(fx *f)
+{
+    open_on(f, false);
+}
+
+void fx_open_two(fx *f)
+{
+    open_on(f, true);
+    while (!core_is_ready(f->core))
+        fx_run(f, 1);
 }
 
 void fx_open(fx *f)
@@ -83,6 +100,8 @@ void fx_close(fx *f)
     check_sums(f);
     core_destroy(f->core);
     f->dev->ops->close(f->dev);
+    if (f->second)
+        f->second->ops->close(f->second);
     sink_fini(&f->sink);
     cr_assert_eq(fx_count_fds(), f->fds_before, "descriptors were leaked");
 }
@@ -333,14 +352,25 @@ static fx_region create(fx_client *c, const wire_region_create_req *q)
     return g;
 }
 
+fx_region fx_slots_on(fx_client *c, uint32_t on, uint32_t ns, uint32_t n_slots)
+{
+    return create(c, &(wire_region_create_req){.ns = ns, .kind = WIRE_REGION_SLOTS, .device = on, .n_slots = n_slots});
+}
+
+fx_region fx_scratch_on(fx_client *c, uint32_t on, uint64_t bytes)
+{
+    return create(
+        c, &(wire_region_create_req){.ns = WIRE_NONE32, .kind = WIRE_REGION_SCRATCH, .device = on, .bytes = bytes});
+}
+
 fx_region fx_slots(fx_client *c, uint32_t ns, uint32_t n_slots)
 {
-    return create(c, &(wire_region_create_req){.ns = ns, .kind = WIRE_REGION_SLOTS, .n_slots = n_slots});
+    return fx_slots_on(c, 0, ns, n_slots);
 }
 
 fx_region fx_scratch(fx_client *c, uint64_t bytes)
 {
-    return create(c, &(wire_region_create_req){.ns = WIRE_NONE32, .kind = WIRE_REGION_SCRATCH, .bytes = bytes});
+    return fx_scratch_on(c, 0, bytes);
 }
 
 void fx_unmap(fx_region *g)
@@ -529,6 +559,15 @@ void fx_raise(fx_client *c, uint32_t i, uint64_t value)
 
 /* ---- STATUS ---- */
 
+static const json_node *element(const json_node *array, unsigned long i)
+{
+    const json_node *n = json_first(array);
+
+    while (n && i-- > 0)
+        n = json_next(n);
+    return n;
+}
+
 double fx_number(fx_client *admin, uint32_t section, const char *path)
 {
     fx_body *b = fx_new();
@@ -552,7 +591,7 @@ double fx_number(fx_client *admin, uint32_t section, const char *path)
 
         memcpy(word, at, len);
         word[len] = 0;
-        n = json_member(n, word);
+        n = json_type_of(n) == JSON_ARRAY ? element(n, strtoul(word, NULL, 10)) : json_member(n, word);
         at += len + (at[len] == '.');
     }
     if (n && json_type_of(n) == JSON_NUMBER)

@@ -19,7 +19,8 @@ enum { FX_MAX_BODY = 1 << 20, FX_LAYERS = 2, FX_TOKENS = 4, FX_PAGE = FX_TOKENS 
 
 typedef struct fx {
     sink sink;
-    device *dev; /* the faulty one */
+    device *dev;    /* the faulty one */
+    device *second; /* a plain one besides, with fx_open_two; else NULL */
     config cfg;
     core *core;
     uint64_t now_us;
@@ -61,6 +62,7 @@ typedef struct fx_body {
 void fx_config(fx *f);          /* defaults for tests; change f->cfg, then fx_open */
 void fx_open(fx *f);            /* returns when the arena is usable */
 void fx_open_starting(fx *f);   /* returns at once */
+void fx_open_two(fx *f);        /* fx_open with a second device */
 void fx_close(fx *f);           /* clients must be gone; checks that no descriptor was leaked and fsck's law holds */
 void fx_run(fx *f, unsigned n); /* run n completions */
 void fx_advance(fx *f, uint64_t us); /* move the clock and tick */
@@ -88,6 +90,8 @@ void fx_key(uint8_t key[32], uint64_t n);
 uint32_t fx_ns(fx_client *c, const char *model);
 fx_region fx_slots(fx_client *c, uint32_t ns, uint32_t n_slots);
 fx_region fx_scratch(fx_client *c, uint64_t bytes);
+fx_region fx_slots_on(fx_client *c, uint32_t on, uint32_t ns, uint32_t n_slots);
+fx_region fx_scratch_on(fx_client *c, uint32_t on, uint64_t bytes);
 void fx_unmap(fx_region *g);
 void fx_take(fx_client *c, const fx_region *g, uint32_t n, wire_slot_ref *ret);
 void fx_fill(const fx_region *g, uint32_t slot, uint64_t key); /* the pattern of a key */
@@ -111,7 +115,7 @@ uint64_t fx_counter(const fx_client *c, uint32_t i); /* of the daemon's half */
 uint64_t fx_counter_error(const fx_client *c, uint32_t i);
 void fx_raise(fx_client *c, uint32_t i, uint64_t value); /* of the client's half */
 
-/* A member "a.b" of a STATUS section, as a number; -1 if it is not there. */
+/* A member "a.b" of a STATUS section, or "a.1.b" with an element of an array, as a number; -1 if it is not there. */
 double fx_number(fx_client *admin, uint32_t section, const char *path);
 
 #endif

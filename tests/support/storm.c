@@ -426,14 +426,17 @@ static void reseat(engine *e, yard *y)
     kvs_status s = kvs_slot_drop(y->g, y->own, OWN, NULL, results, 0, &e->err);
 
     y->bare = true;
-    if (!answered(e, s, "slot_drop"))
+    if (!answered(e, s, "slot_drop")) {
+        e->lost = true; /* whose they are is not known: come_back makes the yard anew */
         return;
+    }
     for (uint32_t i = 0; i < OWN; i++)
         check_item(e, "slot_drop", results[i], results[i] == KVS_OK);
     if (e->failed || e->lost)
         return;
     s = kvs_slot_take(y->g, OWN, y->own, 0, &e->err);
     y->bare = !answered(e, s, "slot_take");
+    e->lost = e->lost || y->bare;
 }
 
 static void do_store(engine *e)

@@ -127,6 +127,8 @@ static metrics_snapshot *filled(void)
     cr_assert_not_null(s);
     metrics_edge_init(&s->edge);
     (void)snprintf(s->device, sizeof s->device, "cpu");
+    s->n_devices = 1;
+    (void)snprintf(s->devices[0].name, sizeof s->devices[0].name, "cpu");
     s->n_tenants = 1;
     (void)snprintf(s->tenants[0].name, METRICS_NAME_BYTES, "default");
     return s;
@@ -176,7 +178,7 @@ Test(text, is_what_it_has_been)
 
     s->counts.in_flight = 4;
     metrics_answered(&s->counts, WIRE_LOAD, KVS_E_CORRUPT, 1500);
-    s->load.path[MOVER_DAEMON_REGION].busy_us = 1500000;
+    s->devices[0].work.load.path[MOVER_DAEMON_REGION].busy_us = 1500000;
     s->error[METRICS_RULE_ARENA] = -5;
     s->tenants[0].counts.stored = UINT64_MAX;
     text = text_of(s);

@@ -205,6 +205,9 @@ HELLO_REP = Table(
     "version:u16 is_admin:u16 n_counters:u32 features:u64 boot_id:b16 conn_id:u64 max_body:u32 max_keys:u32"
     " credit_requests:u32 control_requests:u32 credit_bytes:u64 default_deadline_us:u64 max_deadline_us:u64",
 )
+HELLO_DEVICES = Table("hello_devices", "n_devices:u32 reserved:u32")
+DEVICE_ENTRY = Table("device_entry", "uuid:b16")
+
 OPEN_REP = Table("open_rep", "ns:u32 reserved:u32 slot_bytes:u64 digest:b32")
 REGION_CREATE_REQ = Table("region_create_req", "ns:u32 kind:u32 device:u32 n_slots:u32 bytes:u64")
 REGION_REP = Table(

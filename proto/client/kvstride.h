@@ -326,7 +326,7 @@ typedef struct kvs_call_result {
 enum kvs_source_type { KVS_SOURCE_PLANE = 0, KVS_SOURCE_BF16 = 1, KVS_SOURCE_FP16 = 2, KVS_SOURCE_FP32 = 3 };
 
 typedef struct kvs_write_call {
-    uint32_t plane; /* mla_bf16, mla_fp16, mla_fp32, mla_fp8 or fp8_ds_mla */
+    uint32_t plane;      /* mla_bf16, mla_fp16, mla_fp32, mla_fp8 or fp8_ds_mla */
     kvs_region *scratch; /* holds the rows: kv_c [n_tokens][512], k_pe [n_tokens][64] */
     uint64_t kv_c_offset, kv_c_stride, k_pe_offset, k_pe_stride; /* bytes */
     uint32_t src_type; /* enum kvs_source_type; 0: the plane's own, bf16 for fp8.  Another one only for mla_fp8 */

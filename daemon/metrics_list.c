@@ -322,7 +322,10 @@ static void walk_workers(const walk *w, const metrics_snapshot *s)
 {
     const decoder_stats *c = &s->work.compute;
 
-    counter(w, "kvstride_transfer_blocks_total", "Blocks copied whole, of jobs that have ended.");
+    counter(w, "kvstride_transfer_blocks_total",
+            "Blocks of which every byte was copied, by whichever path; counted when their job has ended, whatever "
+            "became of "
+            "the rest of it. Not those that a load found in place: kvstride_loads_no_copy_total.");
     put_paths(w, s, path_blocks, whole);
     counter(w, "kvstride_transfer_bytes_total", "The same in bytes.");
     put_paths(w, s, path_bytes, whole);

@@ -30,7 +30,8 @@ extern "C" {
     X(block_sum)                                                                                                       \
     X(merge)                                                                                                           \
     X(concat_q)                                                                                                        \
-    X(index_convert)
+    X(index_convert)                                                                                                   \
+    X(page_copy)
 
 /* kvs_NAME_cuda_init: load the kernels of NAME.cu and allow them the shared memory that they want. */
 #define X(name) kvs_status kvs_##name##_cuda_init(kvs_err *err);

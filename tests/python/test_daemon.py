@@ -352,7 +352,8 @@ class Keys(WithDaemon):
     def test_status_has_the_members_of_the_page(self) -> None:
         text = PROTOCOL.read_text()
         start = text.index("| section | members |")
-        rows = text[start : text.index("\n\n", start)].splitlines()[2:]
+        # A daemon without a GPU has no table of how one copies.
+        rows = [row.split("if there is a table also")[0] for row in text[start : text.index("\n\n", start)].splitlines()[2:]]
         wanted = set(re.findall("`(\\w+)`", "\n".join(rows)))
         self.client.reserve([self.opened], KEYS[:1])
         admin = self.other(self.daemon.admin)
@@ -588,6 +589,8 @@ class Kernels(WithDaemon):
         self.assertEqual(client.write(opened, region, [one_row], [slot.slot * 4])[0].status, 0)
         with self.refused(Status.E_LIMIT):
             client.write(opened, region, [good], [])
+        with self.refused(Status.E_PROTO):
+            client._call(Op.EXTEND, b"", None)
 
     def test_extend(self) -> None:
         """A prefix is there; the rows of the suffix are written and its queries attend, with a counter between."""

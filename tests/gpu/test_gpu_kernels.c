@@ -644,6 +644,36 @@ static bool the_device_gives_the_same_bits(device *d)
     return good || GPU_FAIL("%s", err.msg);
 }
 
+/* The same problems as an extend: lengths, bounds and tables go through the queue's buffer. */
+static bool the_device_extends(device *d)
+{
+    device_queue *q = NULL;
+    kvs_err err = {.msg = ""};
+    rnd r = rnd_open("extend by the device", 72);
+    bool good = d->ops->queue_open(d, DEVICE_COMPUTE, &q, &err) == KVS_OK || GPU_FAIL("%s", err.msg);
+
+    for (int round = 0; good && round < (gpu_subset() ? 4 : 40); round++) {
+        mla_shape s = random_shape(&r);
+        char text[TEXT] = "setting up";
+        mla_case c;
+        gpu_case g;
+
+        good = mla_case_init(&c, &s) && gpu_case_init(&g, &c) && gpu_case_prepare(&g) &&
+               gpu_case_extend_on(&g, q, &err) == KVS_OK;
+        if (good && (g.result.bad != 0 || g.result.kernel != KVS_KERNEL_MLA_EXTEND_MMA))
+            good = GPU_FAIL("%u bad, kernel %u", g.result.bad, g.result.kernel);
+        good = good && gpu_case_collect(&g) && gpu_case_judge(&g, text, sizeof text);
+        if (!good) {
+            say_shape(&s);
+            (void)GPU_FAIL("%s", text);
+        }
+        gpu_case_fini(&g);
+        mla_case_fini(&c);
+    }
+    d->ops->queue_close(q);
+    return good || GPU_FAIL("%s", err.msg);
+}
+
 static bool repeated_launches_give_the_same_bits(device *d)
 {
     mla_shape s = {.seed = 5,
@@ -718,6 +748,7 @@ static const gpu_test tests[] = {
     {"far_offsets", far_offsets},
     {"captured_graphs_take_new_lengths", captured_graphs_take_new_lengths},
     {"the_device_gives_the_same_bits", the_device_gives_the_same_bits},
+    {"the_device_extends", the_device_extends},
     {"repeated_launches_give_the_same_bits", repeated_launches_give_the_same_bits},
     {"wrong_arguments_are_refused_before_a_launch", wrong_arguments_are_refused_before_a_launch},
 };

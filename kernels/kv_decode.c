@@ -27,19 +27,19 @@ typedef struct walk {
 
 static kvs_status dim_check(const char *name, uint32_t d, kvs_err *err)
 {
-    if (d < KVS_KV_MIN_DIM || d > KVS_KV_MAX_DIM || d % KVS_KV_DIM_STEP != 0)
+    if (d < KVS_ATTEND_MIN_DIM || d > KVS_ATTEND_MAX_DIM || d % KVS_ATTEND_DIM_STEP != 0)
         return kvs_fail(err, KVS_E_INVALID, "%s: %" PRIu32 " is not a multiple of %d in %d..%d", name, d,
-                        (int)KVS_KV_DIM_STEP, (int)KVS_KV_MIN_DIM, (int)KVS_KV_MAX_DIM);
+                        (int)KVS_ATTEND_DIM_STEP, (int)KVS_ATTEND_MIN_DIM, (int)KVS_ATTEND_MAX_DIM);
     return KVS_OK;
 }
 
 static kvs_status heads_check(const kvs_kv_decode_args *a, kvs_err *err)
 {
-    if (a->h_kv < 1 || a->h_q < 1 || a->h_q > KVS_KV_MAX_HEADS || a->h_q % a->h_kv != 0 ||
-        a->h_q / a->h_kv > KVS_KV_MAX_GROUP)
+    if (a->h_kv < 1 || a->h_q < 1 || a->h_q > KVS_ATTEND_MAX_HEADS || a->h_q % a->h_kv != 0 ||
+        a->h_q / a->h_kv > KVS_ATTEND_MAX_GROUP)
         return kvs_fail(err, KVS_E_INVALID,
                         "heads: %" PRIu32 " of queries are not 1..%d times %" PRIu32 " of keys, or more than %d",
-                        a->h_q, (int)KVS_KV_MAX_GROUP, a->h_kv, (int)KVS_KV_MAX_HEADS);
+                        a->h_q, (int)KVS_ATTEND_MAX_GROUP, a->h_kv, (int)KVS_ATTEND_MAX_HEADS);
     return KVS_OK;
 }
 
@@ -150,7 +150,7 @@ static int64_t length_of(const kvs_kv_decode_args *a, uint32_t seq, uint64_t *ba
 {
     int32_t len = a->seq_len[seq];
 
-    if (len >= 0 && len <= KVS_KV_MAX_TOKENS && (uint64_t)len <= (uint64_t)a->table_width * a->k.tokens_per_block)
+    if (len >= 0 && len <= KVS_ATTEND_MAX_TOKENS && (uint64_t)len <= (uint64_t)a->table_width * a->k.tokens_per_block)
         return len;
     ++*bad;
     return 0;

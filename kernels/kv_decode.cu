@@ -16,14 +16,17 @@ namespace
 {
 
 enum {
-    SMALL_ROWS = 16, /* of a block: 16, or 64 if one is not enough */
+    SMALL_ROWS =
+        16, /* of a block; 64 if there are more than FEW_ROWS: reading keys twice is quicker than half a block */
     WIDE_ROWS = 64,
+    FEW_ROWS = 32,
     TOKENS_A_FIXED_PART = 1024,
     TOKENS_A_PART = 256, /* less is not worth a block */
     MAX_AUTO_PARTS = 64,
-    BLOCKS_A_PROCESSOR = 2,
+    WAVES = 2, /* of thread blocks that auto parts aim at: the last one may be short */
     MAX_STAGES = 2,
-    RESERVED = 1024, /* bytes of shared memory that the system takes of each block */
+    MOST_RESIDENT = 4, /* blocks of a processor, for their registers */
+    RESERVED = 1024,   /* bytes of shared memory that the system takes of each block */
 };
 
 struct paged {
@@ -48,8 +51,12 @@ struct paged {
     __device__ __forceinline__ plan first(const job &j, int32_t t) const;
     __device__ __forceinline__ void next(const job &j, plan &l) const;
     __device__ __forceinline__ bool good(const job &j, const plan &l) const;
-    __device__ __forceinline__ void rows(const job &j, const plan &l, uint32_t r, bool ok, const uint8_t **ret_k,
-                                         const uint8_t **ret_v) const;
+    __device__ __forceinline__ void place(const job &j, const plan &l, const uint8_t **ret_k,
+                                          const uint8_t **ret_v) const;
+    __device__ __forceinline__ const uint8_t *anywhere() const
+    {
+        return k.base;
+    }
     __device__ __forceinline__ void read_table(const job &j, plan &l) const
     {
         if (l.t < j.end)
@@ -78,7 +85,7 @@ template <int ROWS> __device__ __forceinline__ job paged::find_job() const
     j.n_rows = min((uint32_t)ROWS, n_rows - j.first);
     j.counts = j.first + j.n_rows == n_rows && j.kv_head == 0 && bad != nullptr;
     told = seq_len[j.seq];
-    good = told >= 0 && told <= KVS_KV_MAX_TOKENS && (uint64_t)told <= (uint64_t)table_width * k.tokens_per_block;
+    good = told >= 0 && told <= KVS_ATTEND_MAX_TOKENS && (uint64_t)told <= (uint64_t)table_width * k.tokens_per_block;
     if (!good && j.counts && j.part == 0 && threadIdx.x == 0)
         atomicAdd(bad, 1u);
     len = good ? told : 0;
@@ -125,14 +132,11 @@ __device__ __forceinline__ bool paged::good(const job &j, const plan &l) const
     return ok;
 }
 
-__device__ __forceinline__ void paged::rows(const job &j, const plan &l, uint32_t r, bool ok, const uint8_t **ret_k,
-                                            const uint8_t **ret_v) const
+__device__ __forceinline__ void paged::place(const job &j, const plan &l, const uint8_t **ret_k,
+                                             const uint8_t **ret_v) const
 {
-    int32_t block = __shfl_sync(0xFFFFFFFFu, l.block, r);
-    uint32_t token = __shfl_sync(0xFFFFFFFFu, l.offset, r);
-
-    *ret_k = ok ? kvs_view_row(&k, (uint32_t)block, token, KVS_SITE_KV_DECODE_KEY) + j.kv_head * k_head : k.base;
-    *ret_v = ok ? kvs_view_row(&v, (uint32_t)block, token, KVS_SITE_KV_DECODE_VALUE) + j.kv_head * v_head : v.base;
+    *ret_k = kvs_view_row(&k, (uint32_t)l.block, l.offset, KVS_SITE_KV_DECODE_KEY) + j.kv_head * k_head;
+    *ret_v = kvs_view_row(&v, (uint32_t)l.block, l.offset, KVS_SITE_KV_DECODE_VALUE) + j.kv_head * v_head;
 }
 
 /* ---- launches ---- */
@@ -144,7 +148,7 @@ uint32_t rows_of(const kvs_kv_decode_args *a)
 
 uint32_t rows_a_block(const kvs_kv_decode_args *a)
 {
-    return rows_of(a) <= SMALL_ROWS ? SMALL_ROWS : WIDE_ROWS;
+    return rows_of(a) <= FEW_ROWS ? SMALL_ROWS : WIDE_ROWS;
 }
 
 uint32_t row_blocks(const kvs_kv_decode_args *a)
@@ -174,6 +178,17 @@ uint32_t shared_bytes(const kvs_kv_decode_args *a, uint32_t stages)
 uint64_t partials(const kvs_kv_decode_args *a, uint32_t parts)
 {
     return parts > 1 ? (uint64_t)a->n_seqs * a->s_q * a->h_q * parts : 0;
+}
+
+/* Blocks that run at once, by shared memory. */
+uint64_t resident_blocks(const kvs_kv_decode_args *a)
+{
+    const uint64_t room = (uint64_t)attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
+                   each = (uint64_t)shared_bytes(a, MAX_STAGES) + RESERVED;
+    uint64_t n = room / each;
+
+    n = n < 1 ? 1 : n > MOST_RESIDENT ? (uint64_t)MOST_RESIDENT : n;
+    return n * (uint64_t)attribute(cudaDevAttrMultiProcessorCount);
 }
 
 typedef void (*kernel)(paged);
@@ -252,7 +267,8 @@ paged params(const kvs_kv_decode_args *a, uint32_t parts, uint32_t stages, void 
     p.table_width = a->table_width;
     p.s_q = a->s_q;
     p.h_kv = a->h_kv;
-    p.window = a->window < KVS_KV_MAX_TOKENS ? a->window : (uint32_t)KVS_KV_MAX_TOKENS; /* more is no window at all */
+    p.window =
+        a->window < KVS_ATTEND_MAX_TOKENS ? a->window : (uint32_t)KVS_ATTEND_MAX_TOKENS; /* more is no window at all */
     p.row_blocks = row_blocks(a);
     p.step_pages = TILE / tokens;
     p.step_tokens = TILE % tokens;
@@ -295,7 +311,7 @@ extern "C" uint32_t kvs_kv_decode_cuda_parts(const kvs_kv_decode_args *a)
     else {
         blocks = (uint64_t)a->n_seqs * a->h_kv * row_blocks(a);
         most = (longest + TOKENS_A_PART - 1) / TOKENS_A_PART;
-        parts = blocks > 0 ? (uint64_t)attribute(cudaDevAttrMultiProcessorCount) * BLOCKS_A_PROCESSOR / blocks : 1;
+        parts = blocks > 0 ? (resident_blocks(a) * WAVES + blocks - 1) / blocks : 1;
         parts = parts < most ? parts : most;
     }
     return parts < 1 ? 1 : parts > MAX_AUTO_PARTS ? (uint32_t)MAX_AUTO_PARTS : (uint32_t)parts;

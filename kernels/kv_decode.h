@@ -17,12 +17,12 @@ extern "C" {
 struct CUstream_st;
 
 enum {
-    KVS_KV_MIN_DIM = 64,
-    KVS_KV_MAX_DIM = 256,
-    KVS_KV_DIM_STEP = 16,
-    KVS_KV_MAX_GROUP = 32,
-    KVS_KV_MAX_HEADS = 1024,
-    KVS_KV_MAX_TOKENS = INT32_MAX - 255, /* of a sequence: room to count a tile further */
+    KVS_ATTEND_MIN_DIM = 64,
+    KVS_ATTEND_MAX_DIM = 256,
+    KVS_ATTEND_DIM_STEP = 16,
+    KVS_ATTEND_MAX_GROUP = 32,
+    KVS_ATTEND_MAX_HEADS = 1024,
+    KVS_ATTEND_MAX_TOKENS = INT32_MAX - 255, /* of a sequence: room to count a tile further */
 };
 
 /* Attention of T = n_seqs * s_q query tokens over paged keys and values.

@@ -14,24 +14,24 @@ enum { GROUP = 64 /* queries that share the tiles */, VALUE = 2, ALIGN = 16 };
 
 static kvs_status dim_check(const char *name, uint32_t d, uint32_t max, kvs_err *err)
 {
-    if (d < KVS_KV_MIN_DIM || d > max || d % KVS_KV_DIM_STEP != 0)
+    if (d < KVS_ATTEND_MIN_DIM || d > max || d % KVS_ATTEND_DIM_STEP != 0)
         return kvs_fail(err, KVS_E_INVALID, "%s: %" PRIu32 " is not a multiple of %d in %d..%" PRIu32, name, d,
-                        (int)KVS_KV_DIM_STEP, (int)KVS_KV_MIN_DIM, max);
+                        (int)KVS_ATTEND_DIM_STEP, (int)KVS_ATTEND_MIN_DIM, max);
     return KVS_OK;
 }
 
 static kvs_status shape_check(const kvs_mha_ragged_args *a, kvs_err *err)
 {
-    kvs_status s = kvs_range_check("h", a->h, 1, KVS_KV_MAX_HEADS, err);
+    kvs_status s = kvs_range_check("h", a->h, 1, KVS_ATTEND_MAX_HEADS, err);
 
     if (s == KVS_OK)
-        s = dim_check("d_qk", a->d_qk, KVS_KV_MAX_DIM, err);
+        s = dim_check("d_qk", a->d_qk, KVS_ATTEND_MAX_DIM, err);
     if (s == KVS_OK)
         s = dim_check("d_v", a->d_v, KVS_MHA_MAX_V, err);
     if (s == KVS_OK)
-        s = kvs_range_check("n_q", a->n_q, 0, KVS_KV_MAX_TOKENS, err);
+        s = kvs_range_check("n_q", a->n_q, 0, KVS_ATTEND_MAX_TOKENS, err);
     if (s == KVS_OK)
-        s = kvs_range_check("n_k", a->n_k, 0, KVS_KV_MAX_TOKENS, err);
+        s = kvs_range_check("n_k", a->n_k, 0, KVS_ATTEND_MAX_TOKENS, err);
     if (s == KVS_OK)
         s = kvs_range_check("causal", a->causal, 0, 1, err);
     if (s == KVS_OK)

@@ -23,8 +23,8 @@ struct gathered {
     uint32_t n_seqs, n_q, n_k, h, causal, row_blocks;
 
     struct plan {
-        int32_t t; /* the lane's token; that of lane r is r further than the first lane's */
-        uint64_t first;
+        int32_t t;
+        uint32_t first; /* key of the sequence */
     };
 
     __device__ __forceinline__ bool is_range(const int32_t *start, uint32_t i, uint32_t most) const
@@ -36,22 +36,27 @@ struct gathered {
     template <int ROWS> __device__ __forceinline__ job find_job() const;
     __device__ __forceinline__ plan first(const job &j, int32_t t) const
     {
-        return plan{t, (uint64_t)k_start[j.seq] + (uint32_t)t - threadIdx.x % LOAD};
+        return plan{t, (uint32_t)k_start[j.seq]};
     }
     __device__ __forceinline__ void next(const job &, plan &l) const
     {
         l.t += TILE;
-        l.first += TILE;
     }
     __device__ __forceinline__ bool good(const job &j, const plan &l) const
     {
         return l.t < j.end;
     }
-    __device__ __forceinline__ void rows(const job &j, const plan &l, uint32_t r, bool ok, const uint8_t **ret_k,
-                                         const uint8_t **ret_v) const
+    __device__ __forceinline__ void place(const job &j, const plan &l, const uint8_t **ret_k,
+                                          const uint8_t **ret_v) const
     {
-        *ret_k = ok ? operand_row(k, l.first + r, j.head) : k.base;
-        *ret_v = ok ? operand_row(v, l.first + r, j.head) : v.base;
+        const uint64_t token = (uint64_t)l.first + (uint32_t)l.t;
+
+        *ret_k = operand_row(k, token, j.head);
+        *ret_v = operand_row(v, token, j.head);
+    }
+    __device__ __forceinline__ const uint8_t *anywhere() const
+    {
+        return k.base;
     }
 };
 

@@ -43,14 +43,14 @@ struct table_source {
 
 cudaError_t mla_decode_fp8_init()
 {
-    cudaError_t e = quantised_init_both<KVS_FORMAT_mla_fp8, table_source>();
+    cudaError_t e = quantised_init_all<KVS_FORMAT_mla_fp8, table_source>();
 
-    return e == cudaSuccess ? quantised_init_both<KVS_FORMAT_fp8_ds_mla, table_source>() : e;
+    return e == cudaSuccess ? quantised_init_all<KVS_FORMAT_fp8_ds_mla, table_source>() : e;
 }
 
 int mla_decode_fp8_wide_bytes()
 {
-    return quantised_shape<2, record<KVS_FORMAT_fp8_ds_mla>>::BYTES;
+    return quantised_shape<WIDE, record<KVS_FORMAT_fp8_ds_mla>>::BYTES;
 }
 
 cudaError_t mla_decode_fp8_launch(const attend_params &p, uint32_t rows, uint64_t blocks, cudaStream_t stream)

@@ -85,7 +85,7 @@ extern "C" kvs_status kvs_mla_extend_cuda(const kvs_mla_extend_args *a, void *wo
         return s;
     if (ret_bad != nullptr)
         e = cudaMemsetAsync(ret_bad, 0, sizeof *ret_bad, stream);
-    if (e == cudaSuccess && p.parts > 1) /* MLA_NOBODY */
+    if (e == cudaSuccess && p.parts > 1 && a->n_tokens > 0) /* MLA_NOBODY */
         e = cudaMemsetAsync(p.part_lse, 0xFF, (uint64_t)a->n_tokens * a->h_q * p.parts * sizeof(float), stream);
     if (e == cudaSuccess && a->n_seqs > 0)
         e = mla_dense_launch(p, rows_a_block(a), blocks, stream);

@@ -13,6 +13,7 @@ enum {
     TOKENS_A_FIXED_PART = 1024,
     TOKENS_A_PART = 128, /* less is not worth a block */
     MAX_AUTO_PARTS = 64,
+    LEAST_SHARED = 101376, /* bytes of a thread block: sm_86 and sm_89 */
 };
 
 /* What scales and the sink leave of a row whose exponents sum up to e^top * sum. */
@@ -80,14 +81,26 @@ uint64_t resident_blocks(uint32_t rows_a_block)
 
 } // namespace
 
+static_assert(LEAST_SHARED == 99 * 1024, "what the smallest cards of the portable path have");
+
+bool mla_has_shared(int bytes, int blocks)
+{
+    int device = 0, a_block = 0, in_all = 0, reserved = 0;
+
+#ifdef KVS_MUTATION
+    if (bytes > LEAST_SHARED)
+        return false; /* a build for tests: it takes the kernels that the smallest cards take */
+#endif
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&a_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&in_all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, device) == cudaSuccess &&
+           bytes <= a_block && (int64_t)blocks * (bytes + reserved) <= in_all;
+}
+
 uint32_t mla_rows_a_block(uint32_t rows, int wide_bytes)
 {
-    int device = 0, bytes = 0;
-
-    if (rows <= 16 || cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
-        return 16;
-    return bytes >= wide_bytes ? 32 : 16;
+    return rows > 16 && mla_has_shared(wide_bytes, 1) ? 32 : 16;
 }
 
 uint32_t mla_auto_parts(uint64_t n_units, uint32_t rows, uint32_t rows_a_block, uint64_t longest, bool fixed)

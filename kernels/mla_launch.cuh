@@ -41,6 +41,9 @@ struct attend_params {
     uint32_t out_aligned;             /* out: of 8 */
 };
 
+/* May a thread block have that many bytes of shared memory, and a processor `blocks` such blocks at once? */
+bool mla_has_shared(int bytes, int blocks);
+
 /* 32 rows a thread block where there are as many and `wide_bytes` of shared memory may be had, else 16. */
 uint32_t mla_rows_a_block(uint32_t rows, int wide_bytes);
 

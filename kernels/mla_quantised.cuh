@@ -4,9 +4,9 @@
 /* MLA attention over rows of a quantised format: bytes come to shared memory as they lie in the cache, and are widened
  * to bf16 there, once a tile; from then on it is mla_mma.cuh's arithmetic.
  *
- *   raw stages (2) of 32 rows, scales behind each row
+ *   raw stages (1 or 2) of 32 rows, scales behind each row
  *     |  widen: e4m3 to bf16, exact
- *   tiles (1 or 3) of 32 x dims bf16
+ *   tiles (1 to 3) of 32 x dims bf16
  *
  * Widening never rounds, so scales are put where they do no harm:
  *   mla_fp8       one scale: into the softmax scale and the output
@@ -17,105 +17,29 @@
  *
  * Knows formats and tiles.  A row that may not be read has zeros in its place, scales included, and a weight of 0. */
 
+#include "kernels/mla_formats.cuh"
 #include "kernels/mla_mma.cuh"
-#include "proto/layout.h"
 
 namespace
 {
 
-/* A format: values of a row, bytes of it in the cache (ROW, then TAIL from the page's second array), groups of 128 values
- * whose fp32 scales lie at byte 512 and are applied to scores and weights, and how chunk c of 8 values is widened. */
-template <uint32_t FORMAT> struct record;
+/* What a thread block is like.  All do the same sums in the same order.
+ *   SMALL   16 query rows, one tile: widened, scored, weighed and added up in turn.  Two blocks a processor; fits every
+ *           card
+ *   PAIRED  16 query rows, two tiles: one is scored while the one before is added up, one is weighed while the next one
+ *           is widened.  Two blocks a processor, on cards with 228 KB for them
+ *   WIDE    32 query rows, three tiles: a block alone scores the next tile, and widens the one behind it, while it weighs
+ *           this one */
+enum block_kind { SMALL, PAIRED, WIDE };
 
-/* Two e4m3 in the low bytes to fp32. */
-__device__ __forceinline__ float2 widen_pair(uint32_t pair)
-{
-#if __CUDA_ARCH__ >= 890
-    uint32_t halves;
-
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((uint16_t)pair));
-    return __half22float2(*reinterpret_cast<const __half2 *>(&halves));
-#else
-    uint32_t low = pair & 0xFF, high = pair >> 8 & 0xFF;
-    float2 v =
-        make_float2(__uint_as_float((low & 0x7F) << 20) * 0x1p120f, __uint_as_float((high & 0x7F) << 20) * 0x1p120f);
-
-    v.x = __uint_as_float((low & 0x7F) == 0x7F ? 0x7FFFFFFF : __float_as_uint(v.x) | (low & 0x80) << 24);
-    v.y = __uint_as_float((high & 0x7F) == 0x7F ? 0x7FFFFFFF : __float_as_uint(v.y) | (high & 0x80) << 24);
-    return v;
-#endif
-}
-
-__device__ __forceinline__ uint32_t widen_scaled(uint32_t pair, float scale)
-{
-    float2 v = widen_pair(pair);
-
-    return pack<false>(v.x * scale, v.y * scale);
-}
-
-/* 8 bytes to 8 bf16. */
-__device__ __forceinline__ uint4 widen_chunk(const uint8_t *src, float scale)
-{
-    uint2 raw = *reinterpret_cast<const uint2 *>(src);
-
-    return make_uint4(widen_scaled(raw.x & 0xFFFF, scale), widen_scaled(raw.x >> 16, scale),
-                      widen_scaled(raw.y & 0xFFFF, scale), widen_scaled(raw.y >> 16, scale));
-}
-
-__device__ __forceinline__ float power_of_two(uint32_t code)
-{
-    return __uint_as_float(code == 255 ? 0x7FFFFFFF : code == 0 ? 0x00400000 : code << 23);
-}
-
-/* 512 latent, 64 rope, all e4m3; one scale a tensor, not applied here. */
-template <> struct record<KVS_FORMAT_mla_fp8> {
-    enum { DIMS = 576, ROW = 576, TAIL = 0, GROUPS = 0 };
-    static __device__ __forceinline__ uint4 chunk(const uint8_t *raw, uint32_t c)
-    {
-        return widen_chunk(raw + c * 8, 1);
-    }
-};
-
-/* 512 e4m3 in tiles of 128, 4 fp32 scales, 64 bf16. */
-template <> struct record<KVS_FORMAT_fp8_ds_mla> {
-    enum { DIMS = 576, ROW = 656, TAIL = 0, GROUPS = 4 };
-    static __device__ __forceinline__ uint4 chunk(const uint8_t *raw, uint32_t c)
-    {
-        if (c >= 64)
-            return *reinterpret_cast<const uint4 *>(raw + 528 + (c - 64) * CHUNK);
-        return widen_chunk(raw + c * 8, 1);
-    }
-};
-
-/* 448 e4m3 in tiles of 64, 64 bf16; 7 ue8m0 and a byte of padding in the tail. */
-template <> struct record<KVS_FORMAT_fp8_blk584> {
-    enum { DIMS = 512, ROW = 576, TAIL = 8, GROUPS = 0 };
-    static __device__ __forceinline__ uint4 chunk(const uint8_t *raw, uint32_t c)
-    {
-        if (c >= 56)
-            return *reinterpret_cast<const uint4 *>(raw + 448 + (c - 56) * CHUNK);
-        return widen_chunk(raw + c * 8, power_of_two(raw[ROW + c / 8]));
-    }
-};
-
-/* 512 e4m3 in tiles of 32; 16 ue8m0 in the tail. */
-template <> struct record<KVS_FORMAT_fp8_blk528> {
-    enum { DIMS = 512, ROW = 512, TAIL = 16, GROUPS = 0 };
-    static __device__ __forceinline__ uint4 chunk(const uint8_t *raw, uint32_t c)
-    {
-        return widen_chunk(raw + c * 8, power_of_two(raw[ROW + c / 4]));
-    }
-};
-
-/* One m16 tile of query rows a block leaves room for a second block, which works while the first one waits.  Two tiles do
- * not: that block scores the next tile, and widens the one behind it, while it weighs this one. */
-template <int MT, typename format> struct quantised_shape : row_shape<MT, format::DIMS> {
-    typedef row_shape<MT, format::DIMS> base;
+template <int KIND, typename format> struct quantised_shape : row_shape<KIND == WIDE ? 2 : 1, format::DIMS> {
+    typedef row_shape<KIND == WIDE ? 2 : 1, format::DIMS> base;
     enum {
-        BLOCKS_A_PROCESSOR = MT == 1 ? 2 : 1,
-        AHEAD = MT == 1 ? 0 : 1,
-        TILES = MT == 1 ? 1 : 3,
-        RAW_STAGES = 2,
+        AHEAD = KIND == WIDE ? 1 : 0, /* tiles whose scores are kept beside those of this one */
+        TILES = KIND == WIDE     ? 3
+                : KIND == PAIRED ? 2
+                                 : 1,
+        RAW_STAGES = KIND == PAIRED ? 1 : 2,
         FLAGS = 8,  /* tiles whose `valid` is kept: more than are under way */
         SCALES = 4, /* likewise of scales, from widening on */
         SCALE_FLOATS = format::GROUPS * TILE,
@@ -191,6 +115,15 @@ __device__ __forceinline__ void load_record(const attend_params &p, record_place
         copy_async_8(dst + format::ROW, tail, ok);
     if (format::TAIL == 16 && c == LOADERS - 1)
         copy_async(dst + format::ROW, tail, ok);
+}
+
+/* One row on its way to the L2 cache, by LOADERS threads: where a row is asked for late, it is to be near. */
+template <typename format> __device__ __forceinline__ void prefetch_record(record_place from, uint32_t tid)
+{
+    enum { LINE = 128 };
+
+    if (from.row != nullptr)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(from.row + min(tid % LOADERS * LINE, (uint32_t)format::ROW - 1)));
 }
 
 /* All threads: raw rows to a tile, and their scales to [GROUPS][32]. */
@@ -367,7 +300,55 @@ __device__ __forceinline__ void attend_in_turn(const attend_params &p, const job
     }
 }
 
-/* The same sums in the same order, with tile i + 1 scored and tile i + 2 widened while tile i is weighed. */
+/* With tile i scored while tile i - 1 is added up, and tile i + 1 widened while tile i is weighed.  There is room for one
+ * tile of raw rows, which come while tiles are scored: from the L2 cache, where they were told to be two tiles before. */
+template <typename shape, typename format, typename source>
+__device__ __forceinline__ void attend_in_pairs(const attend_params &p, const job &j, source &from, uint32_t tid,
+                                                const quantised_parts<shape> &at,
+                                                const uint32_t q[shape::ROW_TILES][shape::STEPS][4], uint32_t seen,
+                                                row_state &state, sums_of<shape> &acc)
+{
+    uint32_t n_tiles = (j.end - j.begin + TILE - 1) / TILE;
+    float scale_log2 = p.scale_log2 * kv_scale_of(p);
+    /* Of two warps that share a scheduler, one begins with what the other one ends with. */
+    bool first_half = tid < THREADS / 2;
+    source later = from;
+
+    later.counts = false;
+    load_next<shape, format>(p, j, 0, from, tid, at);
+    for (int i = 0; i < 2; i++) {
+        later.next(p, j);
+        prefetch_record<format>(later.place(p, j), tid);
+    }
+    copy_wait<0>();
+    __syncthreads();
+    widen_tile<shape, format>(at.raw(0), at.tile(0), at.scales(0), tid);
+    __syncthreads();
+    load_next<shape, format>(p, j, 1, from, tid, at);
+    for (uint32_t i = 0; i < n_tiles; i++) {
+        uint32_t t0 = j.begin + i * TILE, visible = seen > t0 ? seen - t0 : 0;
+
+        later.next(p, j);
+        prefetch_record<format>(later.place(p, j), tid);
+        if (first_half && i > 0)
+            add_quantised<shape, format>(at, i - 1, acc, tid);
+        score_quantised<shape, format>(at, i, q, tid);
+        if (!first_half && i > 0)
+            add_quantised<shape, format>(at, i - 1, acc, tid);
+        copy_wait<0>();
+        __syncthreads(); /* tile i is scored, tile i - 1 done with, the raw rows of tile i + 1 have come */
+        if (!first_half && i + 1 < n_tiles)
+            widen_tile<shape, format>(at.raw(i + 1), at.tile(i + 1), at.scales(i + 1), tid);
+        weigh_quantised<shape, format>(at, i, visible, scale_log2, state, tid);
+        if (first_half && i + 1 < n_tiles)
+            widen_tile<shape, format>(at.raw(i + 1), at.tile(i + 1), at.scales(i + 1), tid);
+        __syncthreads(); /* all weights of tile i are there, tile i + 1 is whole */
+        load_next<shape, format>(p, j, i + 2, from, tid, at);
+    }
+    add_quantised<shape, format>(at, n_tiles - 1, acc, tid);
+}
+
+/* With tile i + 1 scored and tile i + 2 widened while tile i is weighed. */
 template <typename shape, typename format, typename source>
 __device__ __forceinline__ void
 attend_ahead(const attend_params &p, const job &j, source &from, uint32_t tid, const quantised_parts<shape> &at,
@@ -409,11 +390,12 @@ attend_ahead(const attend_params &p, const job &j, source &from, uint32_t tid, c
     }
 }
 
-template <int MT, uint32_t FORMAT, typename source>
-__global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1) quantised_kernel(const __grid_constant__ attend_params p)
+template <int KIND, uint32_t FORMAT, typename source>
+__global__ void __launch_bounds__(THREADS, KIND == WIDE ? 1 : 2)
+    quantised_kernel(const __grid_constant__ attend_params p)
 {
     typedef record<FORMAT> format;
-    typedef quantised_shape<MT, format> shape;
+    typedef quantised_shape<KIND, format> shape;
     extern __shared__ __align__(128) uint8_t shared[];
     const quantised_parts<shape> at(shared);
     const job j = source::template find_job<shape::ROWS>(p);
@@ -429,8 +411,10 @@ __global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1) quantised_kernel(con
     source from(p, j, tid);
     load_queries<shape>(p, j, at.tile(0), q);
     seen = row < j.n_rows ? source::seen_by(p, j, j.first + row) : 0;
-    if constexpr (shape::AHEAD)
+    if constexpr (KIND == WIDE)
         attend_ahead<shape, format>(p, j, from, tid, at, q, seen, state, acc);
+    else if constexpr (KIND == PAIRED)
+        attend_in_pairs<shape, format>(p, j, from, tid, at, q, seen, state, acc);
     else
         attend_in_turn<shape, format>(p, j, from, tid, at, q, seen, state, acc);
     if (tid % shape::THREADS_A_ROW == 0) {
@@ -445,42 +429,43 @@ __global__ void __launch_bounds__(THREADS, MT == 1 ? 2 : 1) quantised_kernel(con
     put_results<shape, false>(p, j, at.sums, acc);
 }
 
-template <int MT, uint32_t FORMAT, typename source> cudaError_t quantised_init()
+template <int KIND, uint32_t FORMAT, typename source> cudaError_t quantised_init()
 {
-    enum { BYTES = quantised_shape<MT, record<FORMAT>>::BYTES };
-    int device = 0, bytes = 0;
+    enum { BYTES = quantised_shape<KIND, record<FORMAT>>::BYTES };
     cudaFuncAttributes attributes;
-    cudaError_t e = cudaGetDevice(&device);
+    cudaError_t e = cudaFuncGetAttributes(&attributes, quantised_kernel<KIND, FORMAT, source>);
 
-    if (e == cudaSuccess)
-        e = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (e == cudaSuccess)
-        e = cudaFuncGetAttributes(&attributes, quantised_kernel<MT, FORMAT, source>);
-    if (e == cudaSuccess && bytes >= BYTES)
-        e = cudaFuncSetAttribute(quantised_kernel<MT, FORMAT, source>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    if (e == cudaSuccess && mla_has_shared(BYTES, 1))
+        e = cudaFuncSetAttribute(quantised_kernel<KIND, FORMAT, source>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  BYTES);
     return e;
 }
 
-/* Both shapes of a format. */
-template <uint32_t FORMAT, typename source> cudaError_t quantised_init_both()
+/* All kinds of a format. */
+template <uint32_t FORMAT, typename source> cudaError_t quantised_init_all()
 {
-    cudaError_t e = quantised_init<1, FORMAT, source>();
+    cudaError_t e = quantised_init<SMALL, FORMAT, source>();
 
-    return e == cudaSuccess ? quantised_init<2, FORMAT, source>() : e;
+    if (e == cudaSuccess)
+        e = quantised_init<PAIRED, FORMAT, source>();
+    return e == cudaSuccess ? quantised_init<WIDE, FORMAT, source>() : e;
 }
 
+/* rows: of a block, 16 or 32. */
 template <uint32_t FORMAT, typename source>
 cudaError_t quantised_launch(const attend_params &p, uint32_t rows, uint64_t blocks, cudaStream_t stream)
 {
     typedef record<FORMAT> format;
+    enum { PAIR = quantised_shape<PAIRED, format>::BYTES };
+    static_assert(quantised_shape<SMALL, format>::BYTES <= 99 * 1024, "fits every card of the portable path");
+    const unsigned n = (unsigned)blocks;
 
     if (rows == 32)
-        quantised_kernel<2, FORMAT, source>
-            <<<(unsigned)blocks, THREADS, quantised_shape<2, format>::BYTES, stream>>>(p);
+        quantised_kernel<WIDE, FORMAT, source><<<n, THREADS, quantised_shape<WIDE, format>::BYTES, stream>>>(p);
+    else if (mla_has_shared(PAIR, 2))
+        quantised_kernel<PAIRED, FORMAT, source><<<n, THREADS, PAIR, stream>>>(p);
     else
-        quantised_kernel<1, FORMAT, source>
-            <<<(unsigned)blocks, THREADS, quantised_shape<1, format>::BYTES, stream>>>(p);
+        quantised_kernel<SMALL, FORMAT, source><<<n, THREADS, quantised_shape<SMALL, format>::BYTES, stream>>>(p);
     return cudaGetLastError();
 }
 

@@ -103,7 +103,7 @@ cudaError_t launch(const attend_params &p, uint32_t rows, uint64_t blocks, cudaS
 /* One answer for all formats: the largest shape. */
 uint32_t rows_a_block(const kvs_mla_sparse_args *a)
 {
-    return mla_rows_a_block(a->h_q, quantised_shape<2, record<KVS_FORMAT_fp8_ds_mla>>::BYTES);
+    return mla_rows_a_block(a->h_q, quantised_shape<WIDE, record<KVS_FORMAT_fp8_ds_mla>>::BYTES);
 }
 
 attend_params params_of(const kvs_mla_sparse_args *a, uint32_t *ret_bad)
@@ -136,12 +136,12 @@ attend_params params_of(const kvs_mla_sparse_args *a, uint32_t *ret_bad)
 
 extern "C" kvs_status kvs_mla_sparse_cuda_init(kvs_err *err)
 {
-    cudaError_t e = quantised_init_both<KVS_FORMAT_fp8_ds_mla, list_source>();
+    cudaError_t e = quantised_init_all<KVS_FORMAT_fp8_ds_mla, list_source>();
 
     if (e == cudaSuccess)
-        e = quantised_init_both<KVS_FORMAT_fp8_blk584, list_source>();
+        e = quantised_init_all<KVS_FORMAT_fp8_blk584, list_source>();
     if (e == cudaSuccess)
-        e = quantised_init_both<KVS_FORMAT_fp8_blk528, list_source>();
+        e = quantised_init_all<KVS_FORMAT_fp8_blk528, list_source>();
     return e == cudaSuccess ? KVS_OK : kvs_cuda_fail(err, "cudaFuncGetAttributes(mla_sparse)", e);
 }
 

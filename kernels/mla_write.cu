@@ -1,4 +1,4 @@
-/* MLA write on a GPU: a thread block takes ROWS tokens of a layer; some of its threads find their rows, then all of
+/* MLA write on a GPU: a thread block takes a few tokens of a layer; some of its threads find their rows, then all of
  * them move or convert 8 values at a time (16 bytes of a copy).
  *
  * A row of the cache starts at a multiple of 16 whatever the view is; the sources may start at any value, so they are
@@ -13,11 +13,18 @@ namespace
 
 using namespace kvs;
 
-enum { ROWS = 8, UNDER_WAY = 3, EIGHT = 8, LATENT = KVS_MLA_LATENT, ROPE = KVS_MLA_ROPE };
+enum { EIGHT = 8, LATENT = KVS_MLA_LATENT, ROPE = KVS_MLA_ROPE };
 enum { LATENT_UNITS = LATENT / EIGHT, UNITS = (LATENT + ROPE) / EIGHT };
 enum { TILE = 128, TILE_LANES = TILE / EIGHT, SCALES_AT = LATENT, ROPE_AT = LATENT + LATENT / TILE * 4 };
 
 enum kind { COPY, FP8, RECORD };
+
+/* Tokens of a thread block.  Conversions keep the loads of more of them under way: they are slower to give way to the next
+ * thread block. */
+__host__ __device__ constexpr uint32_t rows_of(kind k)
+{
+    return k == COPY ? 8 : 16;
+}
 
 template <unsigned LAYERS> struct params {
     kvs_mla_write_args a;
@@ -34,7 +41,7 @@ struct source {
     bool latent_whole, rope_whole;
 };
 
-template <unsigned LAYERS> __device__ inline source source_of(const params<LAYERS> &p)
+template <uint32_t ROWS, unsigned LAYERS> __device__ inline source source_of(const params<LAYERS> &p)
 {
     const uint64_t layer = blockIdx.y, first = (uint64_t)blockIdx.x * ROWS;
 
@@ -46,7 +53,7 @@ template <unsigned LAYERS> __device__ inline source source_of(const params<LAYER
             p.rope_whole != 0};
 }
 
-template <unsigned LAYERS> __device__ inline void find_rows(const params<LAYERS> &p, uint8_t **row)
+template <uint32_t ROWS, unsigned LAYERS> __device__ inline void find_rows(const params<LAYERS> &p, uint8_t **row)
 {
     constexpr kvs_site site = LAYERS == 1 ? KVS_SITE_MLA_WRITE : KVS_SITE_MLA_WRITE_LAYERS;
     const uint64_t layer = blockIdx.y, t = (uint64_t)blockIdx.x * ROWS + threadIdx.x;
@@ -86,11 +93,11 @@ template <int VALUE> __device__ inline uint4 read16(const uint8_t *src, bool who
     return u.all;
 }
 
-template <int VALUE> __device__ inline void copy_rows(const source &s, uint8_t *const *row)
+template <uint32_t ROWS, int VALUE> __device__ inline void copy_rows(const source &s, uint8_t *const *row)
 {
     constexpr uint32_t latent = LATENT * VALUE / CHUNK, all = (LATENT + ROPE) * VALUE / CHUNK;
 
-    for_units<UNDER_WAY, uint4>(
+    for_units<3, uint4>(
         ROWS * all,
         [&](uint32_t i) {
             const uint32_t t = i / all, c = i % all;
@@ -114,12 +121,13 @@ __device__ inline uint2 quantised(float v[EIGHT], const divisor &d)
     return pack8_e4m3(v);
 }
 
-template <uint32_t TYPE> __device__ inline void quantise_rows(const source &s, uint8_t *const *row, float scale)
+template <uint32_t ROWS, uint32_t TYPE>
+__device__ inline void quantise_rows(const source &s, uint8_t *const *row, float scale)
 {
     constexpr uint32_t bytes = EIGHT * (TYPE == KVS_VALUE_FP32 ? 4 : 2);
     const divisor d = divisor_of(scale);
 
-    for_units<UNDER_WAY, eight>(
+    for_units<(ROWS * UNITS + ROWS_THREADS - 1) / ROWS_THREADS, eight>(
         ROWS * UNITS,
         [&](uint32_t i) {
             const uint32_t t = i / UNITS, c = i % UNITS;
@@ -160,7 +168,7 @@ __device__ inline void put_tile(uint8_t *row, uint32_t c, const eight &e)
         *reinterpret_cast<float *>(row + SCALES_AT + c / TILE_LANES * 4) = scale;
 }
 
-__device__ inline void put_records(const source &s, uint8_t *const *row)
+template <uint32_t ROWS> __device__ inline void put_records(const source &s, uint8_t *const *row)
 {
     constexpr uint32_t n = ROWS * LATENT_UNITS / ROWS_THREADS, rope = ROPE * 2 / CHUNK;
     eight e[n] = {};
@@ -188,16 +196,17 @@ __device__ inline void put_records(const source &s, uint8_t *const *row)
 template <kind KIND, uint32_t TYPE, unsigned LAYERS>
 __global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params<LAYERS> p)
 {
+    constexpr uint32_t ROWS = rows_of(KIND);
     __shared__ uint8_t *row[ROWS];
-    const source s = source_of(p);
+    const source s = source_of<ROWS>(p);
 
-    find_rows(p, row);
+    find_rows<ROWS>(p, row);
     if constexpr (KIND == COPY)
-        copy_rows<TYPE == KVS_VALUE_FP32 ? 4 : 2>(s, row);
+        copy_rows<ROWS, TYPE == KVS_VALUE_FP32 ? 4 : 2>(s, row);
     else if constexpr (KIND == FP8)
-        quantise_rows<TYPE>(s, row, p.a.scale[blockIdx.y]);
+        quantise_rows<ROWS, TYPE>(s, row, p.a.scale[blockIdx.y]);
     else
-        put_records(s, row);
+        put_records<ROWS>(s, row);
 }
 
 template <unsigned LAYERS> using write_kernel_ptr = void (*)(params<LAYERS>);
@@ -240,7 +249,7 @@ template <unsigned LAYERS>
 kvs_status launch(const params<LAYERS> &p, uint32_t type, uint32_t n_layers, CUstream_st *stream, kvs_err *err)
 {
     unsigned blocks = 0;
-    const kvs_status s = rows_begin(p.a.n_tokens, ROWS, p.bad, stream, &blocks, err);
+    const kvs_status s = rows_begin(p.a.n_tokens, rows_of(kind_of(p.a.view.format)), p.bad, stream, &blocks, err);
 
     if (s != KVS_OK || blocks == 0 || n_layers == 0)
         return s;

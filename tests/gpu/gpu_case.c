@@ -96,6 +96,36 @@ kvs_status gpu_case_run_on(gpu_case *g, device_queue *q, kvs_err *err)
     return s == KVS_OK ? q->dev->ops->wait(q, mark, err) : s;
 }
 
+kvs_status gpu_case_extend_on(gpu_case *g, device_queue *q, kvs_err *err)
+{
+    const kvs_mla_decode_args *a = &g->args;
+    int32_t starts[MLA_CASE_MAX_SEQS + 1];
+    kvs_mla_extend_args e = {.view = a->view,
+                             .q_nope = a->q_nope,
+                             .q_pe = a->q_pe,
+                             .out = a->out,
+                             .lse = a->lse,
+                             .q_start = starts,
+                             .seq_len = g->host->lens,
+                             .block_table = g->host->table,
+                             .table_stride = a->table_stride,
+                             .n_seqs = a->n_seqs,
+                             .n_tokens = a->n_seqs * a->s_q,
+                             .table_width = a->table_width,
+                             .h_q = a->h_q,
+                             .parts = a->parts,
+                             .fixed_split = a->fixed_split,
+                             .sm_scale = a->sm_scale,
+                             .kv_scale = g->host->args.kv_scale};
+    uint64_t mark = 0;
+    kvs_status s;
+
+    for (uint32_t i = 0; i <= a->n_seqs; i++)
+        starts[i] = (int32_t)(i * a->s_q);
+    s = q->dev->ops->mla_extend(q, &e, &g->result, &mark, err);
+    return s == KVS_OK ? q->dev->ops->wait(q, mark, err) : s;
+}
+
 static bool workspace_guards_hold(const gpu_case *g)
 {
     uint8_t guard[2][MLA_CASE_GUARD];

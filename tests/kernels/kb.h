@@ -44,6 +44,7 @@ typedef struct kb_op {
 /* Device memory until the operation is through; kb_in: with a copy of host memory. */
 void *kb_alloc(kb *b, uint64_t bytes);
 void *kb_in(kb *b, const void *host, uint64_t bytes);
+void *kb_random(kb *b, uint64_t bytes); /* bf16 of -1.7..1.7 */
 
 uint64_t kb_page_bytes(uint32_t format); /* 64 tokens, rounded up as the format wants it */
 uint32_t kb_n_blocks(const kb *b, uint32_t format);

@@ -42,19 +42,19 @@ enum { N_KINDS = sizeof KINDS / sizeof *KINDS };
 static void run_write(kb *b)
 {
     static const uint32_t tokens[] = {128, 8192, 131072};
-    const float one = 1;
+    const float scale = 0.02F;
 
     for (uint32_t i = 0; i < N_KINDS * 3; i++) {
         const uint32_t format = KINDS[i / 3].format, n = tokens[i % 3], src = 576 * kvs_value_bytes(KINDS[i / 3].type);
         write w = {.format = format};
         kb_work work = {.op = "mla_write", .call = call_write, .args = &w, .turns = TURNS};
 
-        w.a.kv_c = kb_alloc(b, (uint64_t)n * src);
+        w.a.kv_c = kb_random(b, (uint64_t)n * src);
         w.a.k_pe = w.a.kv_c + src / 9 * 8;
         w.a.kv_c_stride = w.a.k_pe_stride = src;
         w.a.n_tokens = n;
         w.a.src_type = KINDS[i / 3].type;
-        w.a.scale = kb_in(b, &one, sizeof one);
+        w.a.scale = kb_in(b, &scale, sizeof scale);
         for (int turn = 0; turn < TURNS; turn++)
             w.slots[turn] = kb_slots(b, n, (uint64_t)kb_n_blocks(b, format) * KB_TOKENS);
         work.bytes = (uint64_t)n * (src + kvs_format_row_bytes(format) + sizeof(int64_t));
@@ -89,20 +89,23 @@ static kvs_status call_layers(kb *b, void *args, uint32_t turn, bool strided, kv
 static void run_layers(kb *b)
 {
     static const uint32_t tokens[] = {16, 2048};
+    float scale[KB_LAYERS];
 
+    for (int l = 0; l < KB_LAYERS; l++)
+        scale[l] = 0.02F + (float)l * 1e-4F;
     for (uint32_t i = 0; i < N_KINDS * 2; i++) {
         const uint32_t format = KINDS[i / 2].format, n = tokens[i % 2], src = 576 * kvs_value_bytes(KINDS[i / 2].type);
         layers w = {.format = format};
         kb_work work = {.op = "mla_write_layers", .call = call_layers, .args = &w, .turns = 4};
 
-        w.a.kv_c = kb_alloc(b, (uint64_t)KB_LAYERS * n * src);
+        w.a.kv_c = kb_random(b, (uint64_t)KB_LAYERS * n * src);
         w.a.k_pe = w.a.kv_c + src / 9 * 8;
         w.a.kv_c_stride = w.a.k_pe_stride = src;
         w.a.kv_c_layer_stride = w.a.k_pe_layer_stride = (uint64_t)n * src;
         w.a.n_tokens = n;
         w.a.n_layers = KB_LAYERS;
         w.a.src_type = KINDS[i / 2].type;
-        w.a.scale = kb_alloc(b, KB_LAYERS * sizeof(float));
+        w.a.scale = kb_in(b, scale, sizeof scale);
         for (int turn = 0; turn < 4; turn++)
             w.slots[turn] = kb_slots(b, n, (uint64_t)kb_n_blocks(b, format) * KB_TOKENS);
         work.bytes = (uint64_t)KB_LAYERS * n * (src + kvs_format_row_bytes(format) + sizeof(int64_t));
@@ -206,9 +209,9 @@ static void run_merge(kb *b)
         a.out = (kvs_strided){b->pool, (uint64_t)heads * out, out};
         a.prefix = (kvs_strided){b->pool + (UINT64_C(2) << 30), (uint64_t)heads * src, src};
         a.suffix = (kvs_strided){b->pool + (UINT64_C(4) << 30), (uint64_t)heads * src, src};
-        a.prefix_lse = (kvs_strided){kb_alloc(b, (uint64_t)n * heads * 4), heads * UINT64_C(4), 4};
-        a.suffix_lse = (kvs_strided){kb_alloc(b, (uint64_t)n * heads * 4), heads * UINT64_C(4), 4};
-        a.out_lse = (kvs_strided){kb_alloc(b, (uint64_t)n * heads * 4), heads * UINT64_C(4), 4};
+        a.prefix_lse = (kvs_strided){kb_random(b, (uint64_t)n * heads * 4), heads * UINT64_C(4), 4};
+        a.suffix_lse = (kvs_strided){kb_random(b, (uint64_t)n * heads * 4), heads * UINT64_C(4), 4};
+        a.out_lse = (kvs_strided){kb_random(b, (uint64_t)n * heads * 4), heads * UINT64_C(4), 4};
         work.bytes = (uint64_t)n * heads * (2 * src + out + 12);
         (void)snprintf(work.shape, sizeof work.shape, "%u tokens x %u heads, %s to bf16", n, heads,
                        i == 0 ? "fp32" : "bf16");

@@ -12,6 +12,9 @@
     X(mla_write_layers)                                                                                                \
     X(mla_decode)                                                                                                      \
     X(mla_sparse)                                                                                                      \
+    X(mla_extend)                                                                                                      \
+    X(kv_decode)                                                                                                       \
+    X(mha_ragged)                                                                                                      \
     X(block_copy)                                                                                                      \
     X(block_sum)                                                                                                       \
     X(merge)                                                                                                           \

@@ -58,6 +58,15 @@ void *kb_in(kb *b, const void *host, uint64_t bytes)
     return p;
 }
 
+void *kb_random(kb *b, uint64_t bytes)
+{
+    void *p = kb_alloc(b, (bytes + 1) / 2 * 2);
+
+    if (!fill_cuda_bf16(p, (bytes + 1) / 2, bytes))
+        kb_die("filling %" PRIu64 " bytes", bytes);
+    return p;
+}
+
 uint64_t kb_page_bytes(uint32_t format)
 {
     const kvs_token_bytes t = kvs_format_token_bytes(format);

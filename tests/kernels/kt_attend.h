@@ -43,7 +43,7 @@ void kt_attend(kt *k, const kt_attention *a, double *out, double *lse);
 void kt_attend_cuda(kt *k, const kt_attention *a, double *out, double *lse);
 /* Its launch, all in device memory; scores [n_rows][n_tokens].  false: refused. */
 bool kt_attend_launch(const kt_attention *a, double *scores, double *out, double *lse, struct CUstream_st *stream);
-bool kt_attend_is_big(const kt_attention *a); /* above 50 MFLOP */
+bool kt_attend_is_big(const kt_attention *a); /* for the processor */
 
 /* Judge row by row: cosine distance below 1e-5 (e4m3: 1e-4), error at most 0.03 of the row's RMS, LSE within 1e-3.
  * out_at and lse_at: the rows of the results in host memory. */

@@ -944,5 +944,5 @@ const kt_op kt_op_kv_decode = {.name = "kv_decode",
                                .n_fixed = sizeof fixed / sizeof *fixed,
                                .random = random_shape,
                                .n_cpu = 60,
-                               .n_cuda = 1500,
+                               .n_cuda = 400,
                                .n_subset = 8};

@@ -131,7 +131,8 @@ static bool row_is_right(kt *k, problem *w, uint64_t t, uint64_t h, uint8_t *got
             if (memcmp(copy, got + (uint64_t)i * kvs_value_bytes(a->out_type), kvs_value_bytes(a->out_type)) != 0)
                 return kt_fail(k, "token %u, head %u, value %u: %g is not a copy", (unsigned)t, (unsigned)h, i, g);
         }
-        if (!(fabs(g - want) <= rounding(a->out_type) * size + 1e-6 * size))
+        /* The least step of fp16 is 2^-24. */
+        if (!(fabs(g - want) <= rounding(a->out_type) * size + 1e-6 * size + (a->out_type == KVS_VALUE_FP16) * 0x1p-25))
             return kt_fail(k, "token %u, head %u, value %u: %g, not %g", (unsigned)t, (unsigned)h, i, g, want);
         kt_error(k, size > 0 ? fabs(g - want) / size : 0);
     }

@@ -539,5 +539,5 @@ const kt_op kt_op_mha_ragged = {.name = "mha_ragged",
                                 .n_fixed = sizeof fixed / sizeof *fixed,
                                 .random = random_shape,
                                 .n_cpu = 50,
-                                .n_cuda = 1000,
+                                .n_cuda = 300,
                                 .n_subset = 8};

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "kernels/mla_oracle.h"
+#include "kernels/mla.h"
 #include "kernels/numeric.h"
 #include "proto/layout.h"
 
@@ -30,14 +30,9 @@ void mla_token_put_values(rnd *r, uint32_t format, uint8_t *row, uint32_t n, dou
         uint64_t x = rnd_u64(r);
 
         for (uint32_t k = 0; k < 4; k++) {
-            double value = value_of(x, k) * scale;
-            float f = (float)value;
-            uint32_t u;
-            uint16_t bits;
+            float f = (float)(value_of(x, k) * scale);
+            uint16_t bits = format == KVS_FORMAT_mla_bf16 ? kvs_f32_to_bf16(f) : kvs_f32_to_f16(f);
 
-            /* Truncated bf16 is itself a bf16; the general way is slow. */
-            memcpy(&u, &f, sizeof u);
-            bits = format == KVS_FORMAT_mla_bf16 ? (uint16_t)(u >> 16) : oracle_bits(format, value);
             memcpy(row + (uint64_t)(i + k) * 2, &bits, sizeof bits);
         }
     }

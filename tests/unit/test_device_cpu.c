@@ -384,6 +384,51 @@ Test(device_cpu, copies_and_gives_rising_marks)
     d->ops->close(d);
 }
 
+Test(device_cpu, extends_through_the_table)
+{
+    device *d = open_device();
+    device_queue *q;
+    mla_case c;
+    mla_shape s = {.seed = 2, .h_q = 4, .s_q = 3, .n_seqs = 2, .parts = 2, .len = {20, 33}};
+    const int32_t starts[3] = {0, 3, 6}, beyond[3] = {0, 3, 7};
+    kvs_mla_decode_result result = {0, 0, 0};
+    kvs_mla_extend_args a;
+    uint64_t mark = 0, hash;
+
+    cr_assert(mla_case_init(&c, &s));
+    cr_assert_eq(mla_case_run(&c, NULL), KVS_OK);
+    hash = mla_case_hash(&c);
+    memset(c.args.out.base, 0, c.out_bytes);
+    a = (kvs_mla_extend_args){.view = c.args.view,
+                              .q_nope = c.args.q_nope,
+                              .q_pe = c.args.q_pe,
+                              .out = c.args.out,
+                              .lse = c.args.lse,
+                              .q_start = starts,
+                              .seq_len = c.args.seq_len,
+                              .block_table = c.args.block_table,
+                              .table_stride = c.args.table_stride,
+                              .n_seqs = 2,
+                              .n_tokens = 6,
+                              .table_width = c.args.table_width,
+                              .h_q = 4,
+                              .parts = 2,
+                              .sm_scale = c.args.sm_scale};
+    cr_assert_eq(d->ops->queue_open(d, DEVICE_COMPUTE, &q, NULL), KVS_OK);
+    cr_assert_eq(d->ops->mla_extend(q, &a, &result, &mark, NULL), KVS_OK);
+    cr_assert_eq(d->ops->wait(q, mark, NULL), KVS_OK);
+    cr_assert_eq(mla_case_hash(&c), hash, "as many queries each: the bits of a decode");
+    cr_assert(result.parts == 2 && result.kernel == KVS_KERNEL_MLA_EXTEND_C && result.bad == 0);
+    a.q_start = beyond;
+    cr_assert_eq(d->ops->mla_extend(q, &a, &result, &mark, NULL), KVS_OK);
+    cr_assert_eq(result.bad, 1);
+    a.h_q = 0;
+    cr_assert_eq(d->ops->mla_extend(q, &a, &result, &mark, NULL), KVS_E_INVALID);
+    d->ops->queue_close(q);
+    d->ops->close(d);
+    mla_case_fini(&c);
+}
+
 Test(device_cpu, decodes_and_writes_through_the_table)
 {
     device *d = open_device();

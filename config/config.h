@@ -50,6 +50,8 @@ enum {
          "memory that belongs to one layout at a time; 0 = an eighth of the pool, 64MiB..256MiB")                      \
     INT(pool_max_slots, "pool.max_slots", 0, 0, 4294967294, "blocks", false,                                           \
         "exact number of blocks of each layout; 0 = as many as fit")                                                   \
+    INT(pool_numa_node, "pool.numa_node", -1, -1, 1023, "node", false,                                                 \
+        "memory node of the pool; -1 = the one next to the device; without effect where there is one node")            \
     PATH(                                                                                                              \
         pool_path, "pool.path", "", false,                                                                             \
         "folder on a tmpfs for the pool's memory, which then outlives the daemon; none = the service manager's store") \
@@ -61,6 +63,14 @@ enum {
          "daemon regions (device slots and scratch), all clients together")                                            \
     SIZE(device_max_import_bytes, "device.max_import_bytes", CONFIG_GIB(64), 0, CONFIG_TIB(4), true,                   \
          "engine memory that one client may import")                                                                   \
+    WORD(mover_path, "mover.path", "auto", "auto|engine|kernel", true,                                                 \
+         "what copies blocks on a GPU: its copy engines, a kernel, or for each size what the calibration says")        \
+    INT(mover_kernel_blocks, "mover.kernel_blocks", 0, 0, 1024, "thread blocks", true,                                 \
+        "most that a copy by kernel takes at once; 0 = what the calibration found to be enough")                       \
+    SIZE(mover_batch_bytes, "mover.batch_bytes", CONFIG_MIB(32), CONFIG_KIB(64), CONFIG_GIB(1), true,                  \
+         "bytes that are handed to a device at once; more urgent work waits for one or two such batches")              \
+    PATH(mover_calibration, "mover.calibration", "/var/lib/kvstrided", true,                                           \
+         "folder of the tables that kvstridectl calibrate makes")                                                      \
     INT(max_clients, "limits.max_clients", 256, 1, 65536, "connections", true,                                         \
         "client connections of each tenant; the admin socket has 8 places besides")                                    \
     SIZE(max_body_bytes, "limits.max_body_bytes", CONFIG_MIB(1), CONFIG_KIB(4), CONFIG_MIB(16), false,                 \

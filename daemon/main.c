@@ -6,6 +6,7 @@
  * A second TERM ends DRAINING at once, a third one CLOSING. */
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -532,6 +533,15 @@ static bool logs_to_journal(void)
            st.st_dev == dev && st.st_ino == ino;
 }
 
+/* Requests of some hundred keys come and go: what they free is for the next one, not for the kernel, which would clear each
+ * page anew. */
+static void keep_memory(void)
+{
+    (void)mallopt(M_MMAP_THRESHOLD, 4 << 20);
+    (void)mallopt(M_TRIM_THRESHOLD, 16 << 20);
+    (void)mallopt(M_TOP_PAD, 1 << 20);
+}
+
 /* ---- start ---- */
 static void log_device(const device *d)
 {
@@ -539,9 +549,26 @@ static void log_device(const device *d)
     char text[2 * sizeof about.name];
 
     d->ops->about(d, &about);
-    log_event(LOG_LEVEL_INFO, "device", " kind=%s name=%s bytes=%llu idle_bytes=%llu", d->ops->name,
+    log_event(LOG_LEVEL_INFO, "device", " kind=%s name=%s bytes=%llu idle_bytes=%llu numa_node=%d", d->ops->name,
               log_quote(text, sizeof text, about.name, strlen(about.name)), (unsigned long long)about.total_bytes,
-              (unsigned long long)about.idle_bytes);
+              (unsigned long long)about.idle_bytes, (int)about.numa_node);
+}
+
+/* Some drivers count what they pin against this limit, and then say only that it failed. */
+static void check_lock_limit(const config *c)
+{
+    struct rlimit lim;
+
+    if (getrlimit(RLIMIT_MEMLOCK, &lim) != 0)
+        return;
+    if (lim.rlim_cur < lim.rlim_max) {
+        lim.rlim_cur = lim.rlim_max;
+        (void)setrlimit(RLIMIT_MEMLOCK, &lim);
+    }
+    if (lim.rlim_cur != RLIM_INFINITY && lim.rlim_cur < (rlim_t)c->pool_max_bytes)
+        log_event(LOG_LEVEL_WARN, "lock_limit",
+                  " bytes=%llu pool_max_bytes=%lld hint=\"LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited\"",
+                  (unsigned long long)lim.rlim_cur, (long long)c->pool_max_bytes);
 }
 
 /* Every GPU that this process sees (CUDA_VISIBLE_DEVICES chooses).  One that cannot be used is left out, unless the
@@ -577,8 +604,10 @@ static kvs_status open_devices(app *a, kvs_err *err)
 
     if (strcmp(a->config.device_kind, "cpu") != 0) {
         s = open_gpus(a, insists, &why);
-        if (s == KVS_OK)
+        if (s == KVS_OK) {
+            check_lock_limit(&a->config);
             return s;
+        }
         if (insists) /* a machine may have its driver at a later start */
             return kvs_fail(err, KVS_E_SYS, "device.kind: cuda: %s", why.msg);
         log_event(LOG_LEVEL_INFO, "device", " kind=cpu reason=%s",
@@ -749,6 +778,7 @@ static int serve(app *a)
     }
     log_set_level(level_of(a->config.log_level));
     raise_fd_limit();
+    keep_memory();
     (void)signal(SIGPIPE, SIG_IGN);
     (void)signal(SIGUSR1, SIG_IGN); /* they mean nothing here, and must not kill */
     (void)signal(SIGUSR2, SIG_IGN);

@@ -339,7 +339,7 @@ static void walk_workers(const walk *w, const metrics_snapshot *s)
     put_directions(w, s, mover_queued, whole);
     gauge(w, "kvstride_transfer_running_seconds", "Age of the copy job that is running; 0: none is.");
     put_directions(w, s, mover_oldest, micros);
-    counter_of(w, "kvstride_compute_jobs_total", "WRITE and DECODE jobs that have run.", whole(c->jobs));
+    counter_of(w, "kvstride_compute_jobs_total", "WRITE, DECODE and EXTEND jobs that have run.", whole(c->jobs));
     counter_of(w, "kvstride_compute_calls_total", "Calls in them.", whole(c->calls));
     counter_of(w, "kvstride_compute_seconds_total", "Time spent on them.", micros(c->busy_us));
     counter_of(w, "kvstride_compute_failed_jobs_total", "Of these jobs failed.", whole(c->failed));

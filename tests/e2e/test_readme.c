@@ -89,6 +89,7 @@ Test(readme, has_a_client_that_compiles_and_finds_nothing_in_an_empty_pool)
     (void)snprintf(
         command, sizeof command,
         "mkdir -p %s/inc/proto && cp proto/client/kvstride.h %s/inc && cp proto/status.h proto/layout.h "
+        "proto/backend.h "
         "%s/inc/proto && ${CC:-cc} -Wall -Wextra %s -I%s/inc -o %s/ten %s/ten.c %s/libkvstride.a -lcrypto -lm "
         "-pthread && KVSTRIDE_SOCKET=%s %s/ten; rc=$?; rm -rf %s/inc %s/ten %s/ten.c; exit $rc",
         d.dir, d.dir, d.dir, flags, d.dir, d.dir, d.dir, build, d.socket, d.dir, d.dir, d.dir, d.dir);

@@ -1,5 +1,5 @@
 # kvstride: make | make demo | make test | make mutation | make check | make fuzz | make bench | make bundle | make install
-# SAN=address,undefined or SAN=thread gives an instrumented build of its own; CUDA_ARCHS="80 90a" chooses GPU code.
+# SAN=address,undefined or SAN=thread gives an instrumented build of its own; CUDA_ARCHS="80 90a 100 ptx80" chooses GPU code.
 VERSION := 0.1.0
 PREFIX  ?= /usr/local
 DESTDIR ?=
@@ -24,10 +24,12 @@ ALL_LD := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
 CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
-CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA $(if $(MUTANT),-DKVS_MUTATION) -Xcompiler -fPIC,-fvisibility=hidden,-Wall,-Wextra -Werror all-warnings \
-             $(GENCODE) -MMD -MP -MF $(@:.o=.d) -MT $@
-GENCODE   := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
+GENCODE   := $(foreach a,$(filter-out ptx%,$(CUDA_ARCHS)),-gencode arch=compute_$(a),code=sm_$(a)) \
+             $(foreach a,$(patsubst ptx%,%,$(filter ptx%,$(CUDA_ARCHS))),-gencode arch=compute_$(a),code=compute_$(a))
+CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA $(if $(MUTANT),-DKVS_MUTATION) -Xcompiler -fPIC,-Wall,-Wextra -Werror all-warnings \
+             $(GENCODE) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_EXTRA)
 # One rounding a operation: the same bits with every compiler that follows IEEE 754.
+$(BUILD)/kernels/merge.cu.o: NVCC_EXTRA := --fmad=false
 KERNEL_C := -O3 -ffp-contract=off -fno-math-errno
 
 sources = $(wildcard $(1)/*.c)
@@ -48,17 +50,24 @@ LIB_CLIENT := $(BUILD)/libkvstride.a
 DAEMON_LIBS := -luv -lcjson -lcrypto -lxxhash -lsystemd -lmicrohttpd -lm $(CUDA_LIBS)
 CLIENT_LIBS := -lcrypto -lm
 SO := libkvstride.so.0
+# The kernels for engines that launch in their own process: without the daemon's device, and without libcrypto.
+KERNELS_SO  := libkvstride-kernels.so.0
+KERNELS_API := $(filter-out $(patsubst %,$(BUILD)/kernels/%.o,client_cuda copy cuda_driver cuda_memory cuda_queue cuda_used \
+                 device_cpu device_cuda host_memory host_pages mla_oracle),$(KERNELS)) $(BUILD)/proto/format.o $(BUILD)/proto/status.o
 
-PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO)
+PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO) $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a
 tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
-GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
-KT    := $(call objects,$(call sources,tests/kernels) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c) \
+GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(BUILD)/tests/gpu/gpu_engine.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
+POISON := $(if $(NVCC),$(BUILD)/tests/fault/poison.so)
+KB    := $(call objects,$(wildcard tests/kernels/kb_*.c) tests/kernels/kernels_bench.c tests/support/random.c) \
+         $(if $(NVCC),$(BUILD)/tests/gpu/fill_cuda.cu.o)
+KT    := $(call objects,$(wildcard tests/kernels/kt*.c) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c tests/support/mla_token.c) \
          $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/kernels/*.cu tests/gpu/oracle_cuda.cu)))
 RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
 FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
-GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c))
+GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c)) $(BUILD)/kernels-bench
 BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/bench_*.c))
 
 all: deps
@@ -96,6 +105,17 @@ $(BUILD)/$(SO): $(CLIENT) $(PROTO)
 	$(Q)$(CC) $(ALL_LD) -shared -Wl,-soname,$(SO) -o $@ $^ $(CLIENT_LIBS)
 	$(Q)ln -sf $(SO) $(BUILD)/libkvstride.so
 
+# Of the kernels only kvs_* is to be seen from outside.
+$(BUILD)/libkvstride-kernels.a: $(KERNELS_API)
+	$(call say,AR)
+	$(Q)$(LD) -r -o $(BUILD)/kvstride-kernels.o $^ && objcopy --wildcard --keep-global-symbol='kvs_*' $(BUILD)/kvstride-kernels.o
+	$(Q)rm -f $@ && ar rcs $@ $(BUILD)/kvstride-kernels.o
+$(BUILD)/$(KERNELS_SO): $(KERNELS_API) kernels/exports.map
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -shared -Wl,-soname,$(KERNELS_SO) -Wl,--version-script=kernels/exports.map -o $@ \
+	    $(filter %.o,$^) -lm $(CUDA_LIBS)
+	$(Q)ln -sf $(KERNELS_SO) $(BUILD)/libkvstride-kernels.so
+
 # For the cards of CUDA_ARCHS, and as PTX for every later one.
 $(BUILD)/kernels/client_pack.fatbin: kernels/client_pack.cu kernels/client_pack_params.h
 	$(call say,NVCC)
@@ -109,7 +129,7 @@ $(BUILD)/kernels/client_pack_image.o: $(BUILD)/kernels/client_pack_image.c
 	$(call say,CC)
 	$(Q)$(CC) $(ALL_C) -c -o $@ $<
 
-$(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C)
+$(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C) -fvisibility=default
 $(BUILD)/tests/gpu/%.o $(BUILD)/tests/kernels/%.o: ALL_C += $(CUDA_C)
 $(BUILD)/%.cu.o: %.cu
 	$(call say,NVCC)
@@ -145,10 +165,19 @@ $(BUILD)/tests/gpu/%: $(BUILD)/tests/gpu/%.o $(GPU_SUPPORT) $(TEST_LIBS)
 $(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+# What the GPU tests preload into the daemon.
+$(BUILD)/tests/gpu/test_gpu_service: | $(POISON)
+$(BUILD)/tests/fault/%.so: tests/fault/%.cu
+	$(call say,NVCC)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) -std=c++17 -O2 -shared -Xcompiler -fPIC,-Wall,-Wextra $(GENCODE) -o $@ $<
 # Every operation of kernels/ on the cpu and on CUDA; kernels-test-mutant has addresses that can be told to go wrong.
 $(BUILD)/kernels-test: $(KT) $(BUILD)/libkernels.a $(BUILD)/libproto.a
 	$(call say,LD)
-	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcrypto -lm $(CUDA_LIBS)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lm $(CUDA_LIBS)
+$(BUILD)/kernels-bench: $(KB) $(BUILD)/libkernels.a $(BUILD)/libproto.a
+	$(call say,LD)
+	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lm $(CUDA_LIBS)
 $(BUILD)/kernels-test-mutant: FORCE
 	@$(MAKE) --no-print-directory MUTANT=1 build/mutant/kernels-test
 	@cmp -s build/mutant/kernels-test $@ || cp build/mutant/kernels-test $@
@@ -168,7 +197,7 @@ run: all
 TESTS := $(if $(findstring thread,$(SAN)),$(RACE),$(UNIT) $(GPU) $(RACE) $(BUILD)/kernels-test)
 test: deps
 	@$(MAKE) --no-print-directory test-programs
-	@tests/run $(BUILD) $(TESTS) $(if $(findstring thread,$(SAN)),,tests/python/run)
+	@tests/run $(BUILD) $(TESTS) $(if $(findstring thread,$(SAN)),,tests/kernels/install tests/python/run)
 test-programs: programs $(TESTS)
 # Every place that makes an address, every way to get it wrong: some case of that operation must fail.
 mutation: deps
@@ -197,7 +226,8 @@ bench: all
 # Programs, tests and benches with every shared library they need: runs on any x86-64 Linux with glibc >= 2.36.
 bundle: all
 	@$(MAKE) --no-print-directory $(TESTS) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
-	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
+	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(POISON) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
+	@cp tests/gpu/sanitize build/bundle/
 
 BIN := $(DESTDIR)$(PREFIX)/bin
 LIB := $(DESTDIR)$(PREFIX)/lib
@@ -209,14 +239,26 @@ DROPIN := $(UNITS)/kvstrided.service.d
 UNIT_FILES := kvstrided.service kvstrided.socket kvstrided-admin.socket kvstrided-tenant@.socket
 # From 254 on systemd can keep the stored pool over a stop; an older one would complain of the setting.
 PRESERVE ?= $(shell [ "$$(systemctl --version 2>/dev/null | awk 'NR == 1 { print int($$2) }')" -ge 254 ] 2>/dev/null && echo yes)
-install: all
+# What a program needs that launches kernels itself: kvstride/kernels.h, a library, a pkg-config file.
+KERNELS_H = $(filter kernels/%,$(filter-out kernels/kernels.h,$(shell $(CC) -I. -MM kernels/kernels.h)))
+install-kernels: $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a
+	install -d $(LIB)/pkgconfig $(INC)/kernels $(INC)/proto
+	install -m 755 $(BUILD)/$(KERNELS_SO) $(LIB)
+	ln -sf $(KERNELS_SO) $(LIB)/libkvstride-kernels.so
+	install -m 644 $(BUILD)/libkvstride-kernels.a $(LIB)
+	install -m 644 kernels/kernels.h $(INC)
+	install -m 644 $(KERNELS_H) $(INC)/kernels
+	install -m 644 proto/status.h proto/layout.h $(INC)/proto
+	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@CUDA_LIBS@|$(CUDA_LIBS)|' kernels/kvstride-kernels.pc.in \
+	    > $(LIB)/pkgconfig/kvstride-kernels.pc
+install: all install-kernels
 	install -d $(BIN) $(LIB)/pkgconfig $(INC)/proto $(ETC) $(UNITS) $(LIB)/sysusers.d $(LIB)/tmpfiles.d $(DOC)/examples
 	install -m 755 $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BIN)
 	install -m 755 $(BUILD)/$(SO) $(LIB)
 	ln -sf $(SO) $(LIB)/libkvstride.so
 	install -m 644 $(BUILD)/libkvstride.a $(LIB)
 	install -m 644 proto/client/kvstride.h proto/client/kvstride_pack.h $(INC)
-	install -m 644 proto/status.h proto/layout.h $(INC)/proto
+	install -m 644 proto/status.h proto/layout.h proto/backend.h $(INC)/proto
 	install -m 644 proto/PROTOCOL.md $(DOC)
 	install -m 644 systemd/README.md $(DOC)/operating.md
 	install -m 644 systemd/examples/* config/kvstrided.schema.json $(DOC)/examples
@@ -230,6 +272,7 @@ install: all
 	@echo "next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now kvstrided.socket kvstrided-admin.socket kvstrided"
 uninstall:
 	rm -f $(BIN)/kvstrided $(BIN)/kvstridectl $(LIB)/$(SO) $(LIB)/libkvstride.so $(LIB)/libkvstride.a
+	rm -f $(LIB)/$(KERNELS_SO) $(LIB)/libkvstride-kernels.so $(LIB)/libkvstride-kernels.a $(LIB)/pkgconfig/kvstride-kernels.pc
 	rm -f $(LIB)/pkgconfig/kvstride.pc $(addprefix $(UNITS)/,$(UNIT_FILES)) $(LIB)/sysusers.d/kvstrided.conf
 	rm -f $(LIB)/tmpfiles.d/kvstrided.conf $(DROPIN)/preserve.conf
 	[ ! -d $(DROPIN) ] || rmdir --ignore-fail-on-non-empty $(DROPIN)
@@ -239,4 +282,4 @@ clean:
 	rm -rf build
 
 -include $(shell find build -path build/systemd -prune -o -name '*.d' -type f -print 2>/dev/null)
-.PHONY: all programs deps demo run test test-programs mutation FORCE test-race test-systemd check fuzz bench bundle install uninstall clean
+.PHONY: all programs deps demo run test test-programs mutation FORCE test-race test-systemd check fuzz bench bundle install install-kernels uninstall clean

@@ -9,6 +9,7 @@
 
 #include "daemon/beat.h"
 #include "daemon/log.h"
+#include "kernels/host_node.h"
 
 /* ---- deadlines: a binary heap, the earliest first; due_at is the place in it plus one ---- */
 
@@ -94,8 +95,13 @@ static device *host_of(const core *c)
 static void grow_run(pinner_task *t)
 {
     core *c = (core *)(void *)((uint8_t *)t - offsetof(core, grow));
+    device *dev = host_of(c);
 
-    c->grow_err.status = host_of(c)->ops->host_register(host_of(c), c->growing.address, c->growing.bytes, &c->grow_err);
+    c->grow_err.status = kvs_host_node_place(c->growing.address, c->growing.bytes, c->numa_node, &c->grow_err);
+    if (c->config->pool_numa_node < 0) /* nobody asked for it: a container that forbids it is no fault */
+        c->grow_err.status = KVS_OK;
+    if (c->grow_err.status == KVS_OK)
+        c->grow_err.status = dev->ops->host_register(dev, c->growing.address, c->growing.bytes, &c->grow_err);
 }
 
 static void grow_next(core *c);
@@ -208,6 +214,19 @@ static void resize_next(core *c)
         drop_next(c);
 }
 
+/* Smaller, it must leave the tenants what they were promised. */
+static kvs_status check_floors(const core *c, const config *next, kvs_err *err)
+{
+    const char *names[CONFIG_MAX_TENANTS];
+    uint64_t floors[CONFIG_MAX_TENANTS];
+
+    for (uint32_t t = 0; t < next->n_tenants; t++) {
+        names[t] = next->tenants[t].name;
+        floors[t] = (uint64_t)next->tenants[t].floor_bytes;
+    }
+    return directory_check_size(c->dir, (uint64_t)next->pool_max_bytes, names, floors, err);
+}
+
 kvs_status core_check_config(const core *c, const config *next, kvs_err *err)
 {
     uint64_t most = pool_reserved(c->pool), least = pool_extent_bytes(c->pool), want = (uint64_t)next->pool_max_bytes;
@@ -219,7 +238,7 @@ kvs_status core_check_config(const core *c, const config *next, kvs_err *err)
                         "pool.max_bytes: %" PRIu64 " bytes take a restart; %" PRIu64 "..%" PRIu64
                         " do not (an extent, and what was reserved: pool.reserve_bytes)",
                         want, least, most);
-    return KVS_OK;
+    return check_floors(c, next, err);
 }
 
 /* ---- life ---- */
@@ -298,6 +317,7 @@ static kvs_status make_pool(core *c, persist *memory, kvs_err *err)
                       .memory = memory};
     directory_config dc = {.evict = &evict_lru,
                            .n_tenants = c->config->n_tenants,
+                           .max_tenants = CONFIG_MAX_TENANTS,
                            .hash_seed = c->seed,
                            .on_event = on_event,
                            .ud = c,
@@ -394,20 +414,67 @@ void core_reloaded(core *c, kvs_status s, const kvs_err *err)
     c->reload_err = s != KVS_OK ? *err : (kvs_err){0};
 }
 
+/* Nobody can ask for these blocks any more: they go, pinned or leased or not.  What is being copied goes when that ends. */
+static void empty_gone_tenants(core *c)
+{
+    for (uint32_t t = 0; t < c->config->n_tenants; t++) {
+        directory_reset_result r;
+        directory_tenant x;
+
+        directory_get_tenant(c->dir, t, &x);
+        if (!c->config->tenants[t].gone || (x.used_bytes == 0 && x.n_leases == 0))
+            continue;
+        directory_reset(c->dir, t, WIRE_NONE32, true, &r);
+        log_event(LOG_LEVEL_INFO, "tenant_emptied",
+                  " tenant=%s blocks=%" PRIu64 " unfinished=%" PRIu64 " leases=%" PRIu64, tenant_name(c->config, t),
+                  r.dropped, r.aborted, r.leases);
+    }
+    core_rest(c);
+}
+
 void core_configured(core *c)
 {
+    directory_add_tenants(c->dir, c->config->n_tenants);
     limit_tenants(c);
     set_movers(c);
     log_calibration(c);
+    empty_gone_tenants(c);
     c->step_due = true; /* somebody may be above a quota now */
     c->resize_due = true;
     resize_next(c);
     grow_next(c);
 }
 
+/* One that was asked for must be there; the device's own is only advice. */
+static kvs_status check_node(const config *cfg, kvs_err *err)
+{
+    kvs_err why = {0};
+    kvs_status s = kvs_host_node_check((int32_t)cfg->pool_numa_node, &why);
+
+    return s == KVS_OK ? s : kvs_fail(err, s, "pool.numa_node: %s", why.msg);
+}
+
 kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sink, uint64_t now_us, kvs_err *err)
 {
     return core_create_on(ret, cfg, &dev, 1, sink, NULL, now_us, err);
+}
+
+/* Cards on several nodes: none of them is the right one. */
+static int32_t node_of_pool(const core *c)
+{
+    int32_t node = KVS_NODE_ANY;
+
+    if (c->config->pool_numa_node >= 0)
+        return (int32_t)c->config->pool_numa_node;
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        const core_device *d = &c->devices[i];
+        int32_t its = d->dev->ops->about ? d->about.numa_node : KVS_NODE_ANY;
+
+        if (i > 0 && its != node)
+            return KVS_NODE_ANY;
+        node = its;
+    }
+    return node;
 }
 
 static kvs_status take_devices(core *c, device *const *devs, uint32_t n, kvs_err *err)
@@ -423,6 +490,7 @@ static kvs_status take_devices(core *c, device *const *devs, uint32_t n, kvs_err
         (void)snprintf(d->name, sizeof(d->name), n > 1 ? "%.12s%u" : "%.12s", devs[i]->ops->name, i);
     }
     c->n_devices = n;
+    c->numa_node = node_of_pool(c);
     return KVS_OK;
 }
 
@@ -445,7 +513,9 @@ kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, ui
     c->lease_due_us = UINT64_MAX;
     c->next_region = 1;
     c->next_conn_id = 1;
-    s = take_devices(c, devs, n_devs, err);
+    s = check_node(cfg, err);
+    if (s == KVS_OK)
+        s = take_devices(c, devs, n_devs, err);
     if (s == KVS_OK)
         s = make_random(c->boot_id, sizeof(c->boot_id), err);
     if (s == KVS_OK)
@@ -515,12 +585,7 @@ void core_drain(core *c)
 {
     c->draining = true;
     for (peer *p = c->peers; p; p = p->next)
-        for (request *r = p->requests; r; r = r->next) {
-            if (!r->ops->stop) /* a CANCEL ends with its target */
-                continue;
-            r->cancelled = true;
-            (void)r->ops->stop(r, false);
-        }
+        peer_dismiss(p);
 }
 
 bool core_is_idle(const core *c)

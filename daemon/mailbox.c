@@ -23,7 +23,9 @@ struct mailbox {
     _Atomic uint64_t soon_until_us;
     uv_mutex_t lock;
     work *head, **tail; /* posted; under the lock */
-    work *ready;        /* taken by the loop, not yet run */
+    _Atomic bool
+        mail;    /* head is not NULL: spares the lock, which a thread that posts must not find taken again and again */
+    work *ready; /* taken by the loop, not yet run */
 };
 
 static void post(void *ud, work *w)
@@ -34,6 +36,7 @@ static void post(void *ud, work *w)
     uv_mutex_lock(&m->lock);
     *m->tail = w;
     m->tail = &w->next;
+    atomic_store_explicit(&m->mail, true, memory_order_release);
     uv_mutex_unlock(&m->lock);
     (void)uv_async_send(&m->wake); /* fails only for a handle that is no async */
 }
@@ -119,8 +122,10 @@ void mailbox_drain(mailbox *m)
 {
     work *w;
 
-    if (m->ready == NULL) { /* else: called from an on_done; go on with what is already taken, in order */
+    /* else: called from an on_done; go on with what is already taken, in order */
+    if (m->ready == NULL && atomic_load_explicit(&m->mail, memory_order_acquire)) {
         uv_mutex_lock(&m->lock);
+        atomic_store_explicit(&m->mail, false, memory_order_relaxed);
         m->ready = m->head;
         m->head = NULL;
         m->tail = &m->head;

@@ -16,7 +16,7 @@ enum {
     KERNEL_COPIES = 1024,
     SHARED_BLOCKS = 2,
     FULL_BATCHES = 16, /* of a job, from which on its batches are no shorter for being its first ones */
-    SUM_THREADS = 12,
+    SUM_THREADS = 10,  /* some 8 GB/s each, from memory */
 };
 /* Where batches are queued ahead, a job begins and ends with small ones: the first is on its way at once, and not much is
  * left to do when the last has landed. */
@@ -74,9 +74,8 @@ static uint64_t piece_offset(const region_map *map, uint32_t plane)
     return map->cross_layer ? 0 : map->planes[plane].block_offset;
 }
 
-/* Queue `bytes` more, as part of the block's last copy where both sides go on from it.  Never as part of
- * another block's: the two may lie in two pieces of the arena, and a driver refuses a copy across two
- * registrations. */
+/* Queue `bytes` more, as part of the last copy where both sides go on from it.  As part of another block's only if that is
+ * of the same run: else the two may lie in two pieces of the arena, and a driver refuses a copy across two registrations. */
 static bool add_copy(run *r, uint8_t *host, uint8_t *dev, uint64_t bytes)
 {
     bool load = r->m->dir == DEVICE_LOAD;
@@ -136,6 +135,12 @@ static bool verified(run *r, mover_item *it)
     return false;
 }
 
+/* With the block before it: whole blocks only, for two planes may lie in two allocations. */
+static bool may_join(const run *r, const mover_item *it)
+{
+    return it->run != 0 && r->j->map->cross_layer && r->at.item > 0 && it[-1].run == it->run;
+}
+
 /* Collect the next batch.  Items that failed in an earlier one are left out. */
 static void fill(run *r)
 {
@@ -150,7 +155,7 @@ static void fill(run *r)
         /* Not behind other items of this batch: summing takes long, and they could be on their way. */
         if (fresh && r->n > 0 && it->verify && r->m->dir == DEVICE_LOAD)
             return;
-        r->n_before = r->n;
+        r->n_before = may_join(r, it) ? 0 : r->n;
         if (it->status == KVS_E_CANCELLED && (!fresh || verified(r, it)) && !fill_item(r, it))
             return;
         next_item(r);
@@ -300,10 +305,13 @@ static void announce_end(run *r)
 
     for (uint32_t i = 0; i < j->n_flying; i++)
         flying += j->flying[i].bytes;
-    if (j->announced || r->at.item < j->n_items || flying > LAST_BYTES || r->m->sink.soon == NULL || r->m->depth == 1)
+    if (j->announced || r->at.item < j->n_items || flying > LAST_BYTES || r->m->depth == 1)
         return;
     j->announced = true;
-    r->m->sink.soon(r->m->sink.ud);
+    if (r->m->sums != NULL && j->checksum)
+        sums_hurry(r->m->sums);
+    if (r->m->sink.soon != NULL)
+        r->m->sink.soon(r->m->sink.ud);
 }
 
 /* The oldest batch leaves the device. */
@@ -436,11 +444,22 @@ static void mover_stop(void *ud)
     m->dev->ops->queue_close(m->queue);
 }
 
+static void mover_warm(void *ud)
+{
+    mover *m = ud;
+
+    if (m->dev->ops->warm == NULL || m->lost)
+        return;
+    beat_mark(BEAT_IN_CALL);
+    m->dev->ops->warm(m->queue);
+    beat_mark(BEAT_RUNNING);
+}
+
 /* [queued ahead] */
-static const worker_ops load_ops[2] = {{"kvs-load", mover_start, mover_turn, mover_stop, false},
-                                       {"kvs-load", mover_start, mover_turn, mover_stop, true}};
-static const worker_ops store_ops[2] = {{"kvs-store", mover_start, mover_turn, mover_stop, false},
-                                        {"kvs-store", mover_start, mover_turn, mover_stop, true}};
+static const worker_ops load_ops[2] = {{"kvs-load", mover_start, mover_turn, mover_stop, false, NULL},
+                                       {"kvs-load", mover_start, mover_turn, mover_stop, true, mover_warm}};
+static const worker_ops store_ops[2] = {{"kvs-store", mover_start, mover_turn, mover_stop, false, NULL},
+                                        {"kvs-store", mover_start, mover_turn, mover_stop, true, mover_warm}};
 
 /* Beside the mover's own thread; a core is left to the loop. */
 static unsigned sum_threads(void)

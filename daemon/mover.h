@@ -31,6 +31,7 @@ enum { MOVER_MAX_DEPTH = 4, MOVER_BATCH_BYTES = 32 << 20 };
 typedef struct mover_item {
     uint8_t *host;     /* the block's slot in the arena */
     uint32_t slot;     /* in the region */
+    uint32_t run;      /* not 0: blocks of one run that are neighbours on both sides may be copied as one */
     kvs_status status; /* out: OK, E_CORRUPT (verify failed), E_DEVICE, E_DEVICE_LOST, E_CANCELLED */
     uint64_t checksum; /* store: out, sums_one of the block as stored.  load with verify: in, what it must be */
     bool verify;       /* load: compare first; nothing is copied on a mismatch */

@@ -329,6 +329,7 @@ static void fill_job(load *l)
         l->of[k] = i;
         l->job.items[k++] = (mover_item){.host = pool_address(c->pool, it->host),
                                          .slot = it->slot,
+                                         .run = pool_extent_of(c->pool, it->host) + 1,
                                          .checksum = row->checksum,
                                          .verify = is_looked_at(c, l->seat->region, it->host, row)};
     }

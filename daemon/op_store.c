@@ -261,7 +261,9 @@ static kvs_status admit(store *x, const wire_store_req *q, kvs_err *err)
         if (!it->copies)
             continue;
         x->of[k] = i;
-        x->job.items[k++] = (mover_item){.host = pool_address(c->pool, host[i]), .slot = it->slot};
+        x->job.items[k++] = (mover_item){.host = pool_address(c->pool, host[i]),
+                                         .slot = it->slot,
+                                         .run = pool_extent_of(c->pool, host[i]) + 1}; /* it lies in one piece */
     }
     x->job.n_items = k;
     x->job.checksum = c->config->pool_checksum;

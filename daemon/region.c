@@ -4,6 +4,8 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "proto/backend.h"
+
 /* ---- maps ---- */
 
 static kvs_status map_new(const kvs_namespace *ns, uint32_t n_slots, region_map **ret, kvs_err *err)
@@ -61,13 +63,21 @@ static unsigned __int128 map_end(const wire_plane_map *m, uint32_t n_slots, uint
     return (unsigned __int128)m->base + (unsigned __int128)(n_slots - 1) * m->stride + page;
 }
 
+/* The kernels that attend to this memory were verified with its strides, or the client says that they take them. */
+static kvs_status check_owner(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *m, uint32_t n_maps,
+                              uint32_t i, kvs_err *err)
+{
+    kvs_err why = {.msg = ""};
+    kvs_status s = kvs_backend_check(m->backend, ns, n_maps == 1 ? ns->n_planes : i, n_slots, m->stride, &why);
+
+    return s == KVS_OK ? s : kvs_fail(err, s, "map %u: %s", i, why.msg);
+}
+
 static kvs_status check_one_map(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *m, uint32_t n_maps,
                                 uint32_t i, uint32_t n_fds, kvs_err *err)
 {
     uint64_t page = map_page_bytes(ns, n_maps, i);
 
-    if (m->reserved != 0)
-        return kvs_fail(err, KVS_E_INVALID, "map %u: reserved: %u is not 0", i, m->reserved);
     if (m->fd >= n_fds)
         return kvs_fail(err, KVS_E_RANGE, "map %u: fd: %u is not below the %u descriptors sent", i, m->fd, n_fds);
     if (m->base % 16 != 0 || m->base >= KVS_MAX_OFFSET)
@@ -82,7 +92,7 @@ static kvs_status check_one_map(const kvs_namespace *ns, uint32_t n_slots, const
     if (map_end(m, n_slots, page) > INT64_MAX)
         return kvs_fail(err, KVS_E_RANGE, "map %u: base %llu + %u slots of stride %llu wraps", i,
                         (unsigned long long)m->base, n_slots, (unsigned long long)m->stride);
-    return KVS_OK;
+    return check_owner(ns, n_slots, m, n_maps, i, err);
 }
 
 kvs_status region_maps_check(const kvs_namespace *ns, uint32_t n_slots, const wire_plane_map *maps, uint32_t n_maps,

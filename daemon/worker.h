@@ -33,6 +33,7 @@ typedef struct worker_ops {
     bool (*run)(void *ud, job *j, bool shared, uint64_t *ret_bytes);
     void (*stop)(void *ud); /* after the last job, if start succeeded */
     bool eager;             /* waking up late would be felt: see above */
+    void (*warm)(void *ud); /* after worker_expect, if there was no job for some time; NULL: nothing to do */
 } worker_ops;
 
 typedef struct worker_stats {

@@ -28,12 +28,11 @@ typedef struct kvs_blockwise_shape {
     uint32_t quantised; /* values 0..quantised-1 are e4m3, those behind them bf16 */
     uint32_t tile;      /* values with one scale */
     uint32_t tail;      /* bytes of a token's scales; those behind the last scale are 0 */
-    uint32_t padding;   /* page_bytes is a multiple of this */
 } kvs_blockwise_shape;
 
 static inline KVS_HD kvs_blockwise_shape kvs_blockwise_shape_of(uint32_t format)
 {
-    const kvs_blockwise_shape blk584 = {448, 64, 8, 576}, blk528 = {512, 32, 16, 512};
+    const kvs_blockwise_shape blk584 = {448, 64, 8}, blk528 = {512, 32, 16};
 
     return format == KVS_FORMAT_fp8_blk584 ? blk584 : blk528;
 }

@@ -7,13 +7,13 @@
 
 kvs_status kvs_blockwise_view_check(const kvs_view *v, kvs_err *err)
 {
-    const kvs_blockwise_shape shape = kvs_blockwise_shape_of(v->format);
+    const uint32_t align = kvs_format_page_align(v->format);
     kvs_status s = kvs_view_check(v, KVS_FORMAT_BIT(fp8_blk584) | KVS_FORMAT_BIT(fp8_blk528), 0, err);
 
-    if (s == KVS_OK && v->page_bytes % shape.padding != 0)
+    if (s == KVS_OK && v->page_bytes % align != 0)
         s = kvs_fail(err, KVS_E_INVALID,
                      "view page_bytes: %" PRIu64 " is not a multiple of %" PRIu32 ", as pages of %s are", v->page_bytes,
-                     shape.padding, kvs_format_name(v->format));
+                     align, kvs_format_name(v->format));
     return s;
 }
 

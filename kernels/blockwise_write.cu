@@ -1,5 +1,6 @@
-/* Block-wise write on a GPU: 64 threads take a token, 8 values each; a tile's maximum goes round among its 4 or 8 threads, and
- * the first thread of a warp writes the codes of the warp's tiles together. */
+/* Block-wise write on a GPU: 64 threads take a token, 8 values each, and several tokens one after another whose loads are under
+ * way together; a tile's maximum goes round among its 4 or 8 threads, and the first thread of a warp writes the codes of the
+ * warp's tiles together. */
 #include "kernels/blockwise.h"
 
 #include "kernels/cuda_kernels.h"
@@ -10,7 +11,7 @@ namespace
 
 using namespace kvs;
 
-enum { LANES = KVS_BLOCKWISE_VALUES / 8, ROWS = ROWS_THREADS / LANES, WARP = 32 };
+enum { LANES = KVS_BLOCKWISE_VALUES / 8, AT_ONCE = ROWS_THREADS / LANES, TURNS = 4, ROWS = AT_ONCE * TURNS, WARP = 32 };
 
 struct params {
     kvs_blockwise_write_args a;
@@ -40,60 +41,86 @@ __device__ inline uint4 pack8_bf16(const float v[8])
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
+/* Where a token goes; NULL: nowhere. */
+struct target {
+    uint8_t *row, *tail;
+};
+
+template <uint32_t TAIL> __device__ inline target target_of(const params &p, uint64_t t)
+{
+    const int64_t slot = t < p.a.n_tokens ? p.a.slot_mapping[t] : -1;
+    kvs_view_place at;
+
+    if (!slot_of(p.a.view, slot, p.bad))
+        return {nullptr, nullptr};
+    at = kvs_view_split(&p.a.view, (uint64_t)slot, KVS_SITE_BLOCKWISE_WRITE_DATA);
+    return {kvs_view_row(&p.a.view, at.page, at.token, KVS_SITE_BLOCKWISE_WRITE_DATA),
+            kvs_view_tail(&p.a.view, at.page, at.token, TAIL, KVS_SITE_BLOCKWISE_WRITE_SCALE)};
+}
+
+/* By the 64 threads of a token, two warps. */
 template <uint32_t FORMAT, uint32_t TYPE>
-__global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
+__device__ inline void write_token(const eight &raw, const target &to, uint32_t lane)
 {
     constexpr uint32_t QUANTISED = FORMAT == KVS_FORMAT_fp8_blk584 ? 448 : 512;
-    constexpr uint32_t TAIL = FORMAT == KVS_FORMAT_fp8_blk584 ? 8 : 16;
     constexpr int TILE_LANES = FORMAT == KVS_FORMAT_fp8_blk584 ? 8 : 4;
-    const uint64_t t = (uint64_t)blockIdx.x * ROWS + threadIdx.x / LANES;
-    const uint32_t lane = threadIdx.x % LANES, value = TYPE == KVS_VALUE_FP32 ? 4 : 2;
-    const bool here = t < p.a.n_tokens, quantised = lane < QUANTISED / 8;
-    const int64_t slot = here ? p.a.slot_mapping[t] : -1;
-    const uint8_t *x = p.a.x + t * p.a.x_stride + (uint64_t)lane * 8 * value;
-    float v[8] = {0}, amax = 0;
-    kvs_view_place at;
-    uint32_t code;
+    const bool quantised = lane < QUANTISED / 8;
+    float v[8], amax = 0;
     uint64_t codes;
-    uint8_t *row;
+    uint32_t code;
 
-    if (here)
-        read8<TYPE>(x, p.whole, v);
-    if (TYPE == KVS_VALUE_FP32) {
+    unpack8<TYPE>(raw, v);
 #pragma unroll
-        for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 8; i++) {
+        if (TYPE == KVS_VALUE_FP32)
             v[i] = kvs_bf16_to_f32(kvs_f32_to_bf16(v[i]));
+        amax = amax_of(amax, v[i]);
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        amax = kvs_amax(amax, v[i]);
-#pragma unroll
     for (int step = TILE_LANES / 2; step > 0; step /= 2)
-        amax = kvs_amax(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
+        amax = amax_of(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
     code = quantised ? kvs_blockwise_code(amax) : 0;
     codes = warp_codes<TILE_LANES>(code);
-    if (!slot_of(p.a.view, slot, lane == 0 ? p.bad : nullptr))
+    if (to.row == nullptr)
         return;
-    at = kvs_view_split(&p.a.view, (uint64_t)slot, KVS_SITE_BLOCKWISE_WRITE_DATA);
-    row = kvs_view_row(&p.a.view, at.page, at.token, KVS_SITE_BLOCKWISE_WRITE_DATA);
     if (quantised) {
         const float factor = kvs_ue8m0_reciprocal((uint8_t)code);
 
 #pragma unroll
         for (int i = 0; i < 8; i++)
             v[i] = v[i] * factor;
-        reinterpret_cast<uint2 *>(row)[lane] = pack8_e4m3(v);
+        reinterpret_cast<uint2 *>(to.row)[lane] = pack8_e4m3(v);
     } else {
-        reinterpret_cast<uint4 *>(row + QUANTISED)[lane - QUANTISED / 8] = pack8_bf16(v);
+        reinterpret_cast<uint4 *>(to.row + QUANTISED)[lane - QUANTISED / 8] = pack8_bf16(v);
     }
-    if (lane % WARP == 0) {
-        uint8_t *tail = kvs_view_tail(&p.a.view, at.page, at.token, TAIL, KVS_SITE_BLOCKWISE_WRITE_SCALE);
+    if (lane % WARP == 0 && FORMAT == KVS_FORMAT_fp8_blk584)
+        reinterpret_cast<uint32_t *>(to.tail)[lane / WARP] = (uint32_t)codes;
+    else if (lane % WARP == 0)
+        reinterpret_cast<uint64_t *>(to.tail)[lane / WARP] = codes;
+}
 
-        if (FORMAT == KVS_FORMAT_fp8_blk584)
-            reinterpret_cast<uint32_t *>(tail)[lane / WARP] = (uint32_t)codes;
-        else
-            reinterpret_cast<uint64_t *>(tail)[lane / WARP] = codes;
+template <uint32_t FORMAT, uint32_t TYPE>
+__global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
+{
+    constexpr uint32_t TAIL = FORMAT == KVS_FORMAT_fp8_blk584 ? 8 : 16;
+    __shared__ target to[ROWS];
+    const uint64_t first = (uint64_t)blockIdx.x * ROWS;
+    const uint32_t lane = threadIdx.x % LANES, mine = threadIdx.x / LANES,
+                   unit = TYPE == KVS_VALUE_FP32 ? 2 * CHUNK : CHUNK;
+    eight raw[TURNS];
+
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+        const uint64_t t = first + mine + i * AT_ONCE;
+
+        raw[i] = t < p.a.n_tokens ? load8<TYPE>(p.a.x + t * p.a.x_stride + lane * unit, p.whole) : eight{};
     }
+    if (threadIdx.x < ROWS)
+        to[threadIdx.x] = target_of<TAIL>(p, first + threadIdx.x);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < TURNS; i++)
+        write_token<FORMAT, TYPE>(raw[i], to[mine + i * AT_ONCE], lane);
 }
 
 using kernel = void (*)(params);

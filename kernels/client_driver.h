@@ -37,6 +37,8 @@
     X(cuMemAlloc, cuMemAlloc_v2, 3020)                                                                                 \
     X(cuMemFree, cuMemFree_v2, 3020)                                                                                   \
     X(cuMemGetAddressRange, cuMemGetAddressRange_v2, 3020)                                                             \
+    X(cuIpcGetMemHandle, cuIpcGetMemHandle, 4010)                                                                      \
+    X(cuDeviceGetUuid, cuDeviceGetUuid_v2, 11040)                                                                      \
     X(cuMemHostAlloc, cuMemHostAlloc, 2020)                                                                            \
     X(cuMemFreeHost, cuMemFreeHost, 2000)                                                                              \
     X(cuMemHostRegister, cuMemHostRegister_v2, 6050)                                                                   \

@@ -11,17 +11,32 @@
 extern "C" {
 #endif
 
-kvs_status kvs_mla_write_cuda_init(kvs_err *err);
-kvs_status kvs_mla_decode_cuda_init(kvs_err *err);
-kvs_status kvs_cache_gather_cuda_init(kvs_err *err);
-kvs_status kvs_gather_dequant_cuda_init(kvs_err *err);
-kvs_status kvs_gather_upconvert_cuda_init(kvs_err *err);
-kvs_status kvs_indexer_write_cuda_init(kvs_err *err);
-kvs_status kvs_indexer_gather_cuda_init(kvs_err *err);
-kvs_status kvs_blockwise_write_cuda_init(kvs_err *err);
-kvs_status kvs_blockwise_gather_cuda_init(kvs_err *err);
-kvs_status kvs_kv_write_cuda_init(kvs_err *err);
-kvs_status kvs_page_copy_cuda_init(kvs_err *err);
+/* Every .cu file of kernels/ that has kernels to launch. */
+#define KVS_CUDA_KERNEL_MAP(X)                                                                                         \
+    X(mla_write)                                                                                                       \
+    X(mla_sparse)                                                                                                      \
+    X(mla_decode)                                                                                                      \
+    X(cache_gather)                                                                                                    \
+    X(gather_dequant)                                                                                                  \
+    X(gather_upconvert)                                                                                                \
+    X(indexer_write)                                                                                                   \
+    X(indexer_gather)                                                                                                  \
+    X(blockwise_write)                                                                                                 \
+    X(blockwise_gather)                                                                                                \
+    X(kv_write)                                                                                                        \
+    X(kv_decode)                                                                                                       \
+    X(mha_ragged)                                                                                                      \
+    X(block_copy)                                                                                                      \
+    X(block_sum)                                                                                                       \
+    X(merge)                                                                                                           \
+    X(concat_q)                                                                                                        \
+    X(index_convert)                                                                                                   \
+    X(page_copy)
+
+/* kvs_NAME_cuda_init: load the kernels of NAME.cu and allow them the shared memory that they want. */
+#define X(name) kvs_status kvs_##name##_cuda_init(kvs_err *err);
+KVS_CUDA_KERNEL_MAP(X)
+#undef X
 
 #ifdef __cplusplus
 }

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "kernels/mla.h"
+#include "kernels/mla_extend.h"
 #include "proto/status.h"
 
 #ifdef __cplusplus
@@ -62,6 +63,7 @@ typedef struct device_about {
     uint8_t uuid[16];
     uint64_t total_bytes;
     uint64_t idle_bytes; /* of its memory, taken by opening it: context, kernels.  0: not known */
+    int32_t numa_node;   /* of the host memory next to it; -1: not known */
     uint32_t driver_version;
 } device_about;
 
@@ -94,11 +96,17 @@ typedef struct device_ops {
      * E_DEVICE: nothing was queued.  E_DEVICE_LOST: part of it may be running; the process must end. */
     kvs_status (*copy)(device_queue *q, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
                        kvs_err *err);
-    /* views, kv_c, k_pe, q_*, out, lse: device addresses; slot_mapping, seq_len, block_table: host memory, read before
-     * the call returns.  As kvs_mla_write and kvs_mla_decode, duplicates of a slot included. */
+    /* A copy will be queued in a moment, after a pause: go the way of its call once, which is slow at first.  NULL: no way
+     * is.  What fails here fails again at the copy. */
+    void (*warm)(device_queue *q);
+    /* views, kv_c, k_pe, q_*, out, lse: device addresses; slot_mapping, q_start, seq_len, block_table, scale, kv_scale: host
+     * memory, read before the call returns.  As kvs_mla_write, kvs_mla_decode and kvs_mla_extend, duplicates of a slot
+     * included. */
     kvs_status (*mla_write)(device_queue *q, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
                             kvs_err *err);
     kvs_status (*mla_decode)(device_queue *q, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,
+                             uint64_t *ret_mark, kvs_err *err);
+    kvs_status (*mla_extend)(device_queue *q, const kvs_mla_extend_args *a, kvs_mla_decode_result *ret,
                              uint64_t *ret_mark, kvs_err *err);
     /* Block until the mark is reached; what was returned through ret_* above is valid only then.  E_DEVICE: the work
      * has failed and is over, its memory may be used for something else at once.  If that is not certain it is

@@ -1,4 +1,5 @@
-/* Indexer write on a GPU: 16 threads take a token, 8 values each; its maximum goes round among them. */
+/* Indexer write on a GPU: 16 threads take a token, 8 values each, and several tokens one after another whose loads are under
+ * way together; a token's maximum goes round among its threads. */
 #include "kernels/cuda_kernels.h"
 #include "kernels/indexer.h"
 #include "kernels/rows.cuh"
@@ -8,7 +9,7 @@ namespace
 
 using namespace kvs;
 
-enum { LANES = KVS_INDEXER_DIMS / 8, ROWS = ROWS_THREADS / LANES };
+enum { LANES = KVS_INDEXER_DIMS / 8, AT_ONCE = ROWS_THREADS / LANES, TURNS = 4, ROWS = AT_ONCE * TURNS };
 
 struct params {
     kvs_indexer_write_args a;
@@ -16,35 +17,70 @@ struct params {
     uint32_t whole; /* rows of k are aligned to 16 bytes */
 };
 
-template <uint32_t TYPE> __global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
+/* Where a token goes; NULL: nowhere. */
+struct target {
+    uint8_t *key;
+    float *scale;
+};
+
+__device__ inline target target_of(const params &p, uint64_t t)
 {
-    const uint64_t t = (uint64_t)blockIdx.x * ROWS + threadIdx.x / LANES;
-    const uint32_t lane = threadIdx.x % LANES;
-    const bool here = t < p.a.n_tokens;
-    const int64_t slot = here ? p.a.slot_mapping[t] : -1;
-    float v[8] = {0}, amax = 0, scale;
+    const int64_t slot = t < p.a.n_tokens ? p.a.slot_mapping[t] : -1;
     kvs_view_place at;
 
-    if (here)
-        read8<TYPE>(p.a.k + t * p.a.k_stride + lane * CHUNK, p.whole, v);
+    if (!slot_of(p.a.view, slot, p.bad))
+        return {nullptr, nullptr};
+    at = kvs_view_split(&p.a.view, (uint64_t)slot, KVS_SITE_INDEXER_WRITE_KEY);
+    return {kvs_view_row(&p.a.view, at.page, at.token, KVS_SITE_INDEXER_WRITE_KEY),
+            reinterpret_cast<float *>(
+                kvs_view_tail(&p.a.view, at.page, at.token, KVS_INDEXER_SCALE_BYTES, KVS_SITE_INDEXER_WRITE_SCALE))};
+}
+
+/* By the 16 threads of a token; a warp has two. */
+template <uint32_t TYPE>
+__device__ inline void write_token(const params &p, const eight &raw, const target &to, uint32_t lane)
+{
+    float v[8], amax = 0, scale;
+    divisor d;
+
+    unpack8<TYPE>(raw, v);
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        amax = kvs_amax(amax, v[i]);
+        amax = amax_of(amax, v[i]);
 #pragma unroll
     for (int step = LANES / 2; step > 0; step /= 2)
-        amax = kvs_amax(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
-    if (!slot_of(p.a.view, slot, lane == 0 ? p.bad : nullptr))
+        amax = amax_of(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
+    if (to.key == nullptr)
         return;
     scale = kvs_indexer_scale(amax, p.a.scale_kind);
+    d = divisor_of(scale);
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        v[i] = v[i] / scale;
-    at = kvs_view_split(&p.a.view, (uint64_t)slot, KVS_SITE_INDEXER_WRITE_KEY);
-    reinterpret_cast<uint2 *>(kvs_view_row(&p.a.view, at.page, at.token, KVS_SITE_INDEXER_WRITE_KEY))[lane] =
-        pack8_e4m3(v);
+        v[i] = divide(v[i], d);
+    reinterpret_cast<uint2 *>(to.key)[lane] = pack8_e4m3(v);
     if (lane == 0)
-        *reinterpret_cast<float *>(
-            kvs_view_tail(&p.a.view, at.page, at.token, KVS_INDEXER_SCALE_BYTES, KVS_SITE_INDEXER_WRITE_SCALE)) = scale;
+        *to.scale = scale;
+}
+
+template <uint32_t TYPE> __global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
+{
+    __shared__ target to[ROWS];
+    const uint64_t first = (uint64_t)blockIdx.x * ROWS;
+    const uint32_t lane = threadIdx.x % LANES, mine = threadIdx.x / LANES;
+    eight raw[TURNS];
+
+#pragma unroll
+    for (int i = 0; i < TURNS; i++) {
+        const uint64_t t = first + mine + i * AT_ONCE;
+
+        raw[i] = t < p.a.n_tokens ? load8<TYPE>(p.a.k + t * p.a.k_stride + lane * CHUNK, p.whole) : eight{};
+    }
+    if (threadIdx.x < ROWS)
+        to[threadIdx.x] = target_of(p, first + threadIdx.x);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < TURNS; i++)
+        write_token<TYPE>(p, raw[i], to[mine + i * AT_ONCE], lane);
 }
 
 } // namespace

@@ -27,9 +27,11 @@ struct CUstream_st; /* cudaStream_t and CUstream are pointers to this */
  * before the first call below: a kernel that is loaded at its first launch waits for work that may wait for it. */
 kvs_status kvs_kernels_init(kvs_err *err);
 
-/* kvs_mla_write.  ret_bad: one word of device memory, set by the call; NULL: not counted.  Two tokens with one slot:
- * the row holds a mixture of both. */
+/* kvs_mla_write and kvs_mla_write_layers, one launch each.  ret_bad: one word of device memory, set by the call; NULL:
+ * not counted.  Two tokens with one slot: the row holds a mixture of both. */
 kvs_status kvs_mla_write_cuda(const kvs_mla_write_args *a, uint32_t *ret_bad, struct CUstream_st *stream, kvs_err *err);
+kvs_status kvs_mla_write_layers_cuda(const kvs_mla_write_layers_args *a, uint32_t *ret_bad, struct CUstream_st *stream,
+                                     kvs_err *err);
 
 /* kvs_mla_decode by tensor cores.  parts == 0 is resolved by kvs_mla_decode_cuda_parts, never from seq_len.
  * workspace: device memory, 16-byte aligned.  ret_bad as above; ret->bad is left 0.  A value that is not finite in a

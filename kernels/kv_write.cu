@@ -16,34 +16,17 @@ enum { ROWS = 8, UNDER_WAY = 4 };
 struct params {
     kvs_kv_write_args a;
     uint32_t *bad;
-    uint32_t wide[2]; /* K, V: 8 values at a time */
+    uint32_t wide[2];                  /* K, V: 8 values at a time */
+    fast_divisor n_heads, per_head[2]; /* units of a head */
 };
 
-/* The values of a unit as they came: 16 bytes of 2-byte types, 32 of fp32. */
+/* Where a unit of a thread block is, and its values as they came. */
 struct unit {
-    uint4 low, high;
-};
-
-/* Where unit `i` of a thread block is. */
-struct place {
     uint32_t token, head, value;
+    eight values;
 };
 
-__device__ inline place place_of(uint32_t i, uint32_t n_heads, uint32_t per_head, uint32_t values)
-{
-    const uint32_t head = i / per_head;
-
-    return {head / n_heads, head % n_heads, i % per_head * values};
-}
-
-template <uint32_t TYPE> __device__ inline unit read_wide(const uint8_t *src)
-{
-    const uint4 *at = reinterpret_cast<const uint4 *>(src);
-
-    return {at[0], TYPE == KVS_VALUE_FP32 ? at[1] : uint4{}};
-}
-
-template <uint32_t TYPE> __device__ inline unit read_one(const uint8_t *src)
+template <uint32_t TYPE> __device__ inline eight read_one(const uint8_t *src)
 {
     const uint32_t bits =
         TYPE == KVS_VALUE_FP32 ? *reinterpret_cast<const uint32_t *>(src) : *reinterpret_cast<const uint16_t *>(src);
@@ -51,54 +34,57 @@ template <uint32_t TYPE> __device__ inline unit read_one(const uint8_t *src)
     return {make_uint4(bits, 0, 0, 0), uint4{}};
 }
 
-template <uint32_t TYPE> __device__ inline void put_e4m3(uint8_t *dst, const unit &u, bool wide, float scale)
+template <uint32_t TYPE> __device__ inline void put_e4m3(uint8_t *dst, const eight &u, bool wide, float scale)
 {
+    const divisor d = divisor_of(scale);
     float v[8];
 
-    unpack8<TYPE>(u.low, u.high, v);
+    unpack8<TYPE>(u, v);
     if (!wide) {
-        *dst = (uint8_t)f32_to_e4m3x2(v[0] / scale, 0);
+        *dst = (uint8_t)f32_to_e4m3x2(divide(v[0], d), 0);
         return;
     }
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        v[i] = v[i] / scale;
+        v[i] = divide(v[i], d);
     *reinterpret_cast<uint2 *>(dst) = pack8_e4m3(v);
 }
 
 template <uint32_t TYPE, bool FP8, bool WIDE>
-__device__ inline void move(const kvs_kv_write_args &a, const kvs_kv_side &d, uint8_t *const *row)
+__device__ inline void move(const params &p, const kvs_kv_side &d, const fast_divisor &per_head, uint8_t *const *row)
 {
-    const uint32_t values = WIDE ? 8 : 1, per_head = d.dim / values, first = blockIdx.x * ROWS;
+    const uint32_t first = blockIdx.x * ROWS;
 
     for_units<UNDER_WAY, unit>(
-        ROWS * a.n_heads * per_head,
+        ROWS * p.a.n_heads * per_head.by,
         [&](uint32_t i) {
-            const place at = place_of(i, a.n_heads, per_head, values);
-            const uint8_t *src = d.src.base + (uint64_t)(first + at.token) * d.src.token_stride +
-                                 at.head * d.src.head_stride + at.value * (TYPE == KVS_VALUE_FP32 ? 4 : 2);
+            unit u = {};
+            const uint8_t *src;
 
-            if (row[at.token] == nullptr)
-                return unit{};
-            return WIDE ? read_wide<TYPE>(src) : read_one<TYPE>(src);
+            u.token = fast_divide(fast_divide(i, per_head, &u.value), p.n_heads, &u.head);
+            u.value *= WIDE ? 8 : 1;
+            src = d.src.base + (uint64_t)(first + u.token) * d.src.token_stride + u.head * d.src.head_stride +
+                  u.value * (TYPE == KVS_VALUE_FP32 ? 4 : 2);
+            if (row[u.token] != nullptr)
+                u.values = WIDE ? load8<TYPE>(src, true) : read_one<TYPE>(src);
+            return u;
         },
-        [&](uint32_t i, const unit &u) {
-            const place at = place_of(i, a.n_heads, per_head, values);
-            uint8_t *dst = row[at.token] + at.head * d.head_stride + at.value * (FP8 ? 1 : 2);
+        [&](uint32_t, const unit &u) {
+            uint8_t *dst = row[u.token] + u.head * d.head_stride + u.value * (FP8 ? 1 : 2);
 
-            if (row[at.token] == nullptr)
+            if (row[u.token] == nullptr)
                 return;
             if (FP8)
-                put_e4m3<TYPE>(dst, u, WIDE, d.scale[a.head_scales ? at.head : 0]);
+                put_e4m3<TYPE>(dst, u.values, WIDE, d.scale[p.a.head_scales ? u.head : 0]);
             else if (WIDE)
-                *reinterpret_cast<uint4 *>(dst) = u.low;
+                *reinterpret_cast<uint4 *>(dst) = u.values.low;
             else
-                *reinterpret_cast<uint16_t *>(dst) = (uint16_t)u.low.x;
+                *reinterpret_cast<uint16_t *>(dst) = (uint16_t)u.values.low.x;
         });
 }
 
 template <uint32_t TYPE, bool FP8>
-__device__ inline void write_side(const params &p, const kvs_kv_side &d, bool wide, kvs_site site, uint32_t *bad)
+__device__ inline void write_side(const params &p, const kvs_kv_side &d, int side, kvs_site site, uint32_t *bad)
 {
     __shared__ uint8_t *row[ROWS];
     const uint32_t t = blockIdx.x * ROWS + threadIdx.x;
@@ -114,19 +100,19 @@ __device__ inline void write_side(const params &p, const kvs_kv_side &d, bool wi
         }
     }
     __syncthreads();
-    if (wide)
-        move<TYPE, FP8, true>(p.a, d, row);
+    if (p.wide[side])
+        move<TYPE, FP8, true>(p, d, p.per_head[side], row);
     else
-        move<TYPE, FP8, false>(p.a, d, row);
+        move<TYPE, FP8, false>(p, d, p.per_head[side], row);
 }
 
 template <uint32_t TYPE, bool K_FP8, bool V_FP8>
 __global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
 {
     if (blockIdx.y == 0)
-        write_side<TYPE, K_FP8>(p, p.a.k, p.wide[0] != 0, KVS_SITE_KV_WRITE_KEY, p.bad);
+        write_side<TYPE, K_FP8>(p, p.a.k, 0, KVS_SITE_KV_WRITE_KEY, p.bad);
     else
-        write_side<TYPE, V_FP8>(p, p.a.v, p.wide[1] != 0, KVS_SITE_KV_WRITE_VALUE, nullptr);
+        write_side<TYPE, V_FP8>(p, p.a.v, 1, KVS_SITE_KV_WRITE_VALUE, nullptr);
 }
 
 bool is_fp8(const kvs_kv_side &d)
@@ -187,7 +173,7 @@ extern "C" kvs_status kvs_kv_write_cuda_init(kvs_err *err)
 extern "C" kvs_status kvs_kv_write_cuda(const kvs_kv_write_args *a, uint32_t *ret_bad, CUstream_st *stream,
                                         kvs_err *err)
 {
-    const params p = {*a, ret_bad, {is_wide(a->k), is_wide(a->v)}};
+    params p = {*a, ret_bad, {is_wide(a->k), is_wide(a->v)}, {}, {}};
     unsigned blocks = 0;
     kvs_status s = kvs_kv_write_check(a, err);
 
@@ -195,6 +181,9 @@ extern "C" kvs_status kvs_kv_write_cuda(const kvs_kv_write_args *a, uint32_t *re
         s = rows_begin(a->n_tokens, ROWS, ret_bad, stream, &blocks, err);
     if (s != KVS_OK || blocks == 0)
         return s;
+    p.n_heads = fast_divisor_of(a->n_heads);
+    p.per_head[0] = fast_divisor_of(a->k.dim / (p.wide[0] ? 8 : 1));
+    p.per_head[1] = fast_divisor_of(a->v.dim / (p.wide[1] ? 8 : 1));
     kernel_for(a->src_type, is_fp8(a->k), is_fp8(a->v))<<<dim3(blocks, 2), ROWS_THREADS, 0, stream>>>(p);
     return rows_end("kv_write launch", err);
 }

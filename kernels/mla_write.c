@@ -2,35 +2,56 @@
 
 #include "kernels/mla_check.h"
 
-enum { LATENT_BYTES = KVS_MLA_LATENT * 2, ROPE_BYTES = KVS_MLA_ROPE * 2 };
+enum { LATENT = KVS_MLA_LATENT, ROPE = KVS_MLA_ROPE, TILE = 128, TILES = LATENT / TILE };
 
-static kvs_status write_check(const kvs_mla_write_args *a, kvs_err *err)
+static void quantise(uint8_t *dst, const uint8_t *src, uint32_t type, uint32_t first, uint32_t n, float scale)
 {
-    kvs_status s = kvs_view_check(&a->view, KVS_FORMAT_BIT(mla_bf16) | KVS_FORMAT_BIT(mla_fp16), 0, err);
-
-    if (s == KVS_OK)
-        s = kvs_rows_check("kv_c", a->kv_c, a->n_tokens, a->kv_c_stride, LATENT_BYTES, 2, err);
-    if (s == KVS_OK)
-        s = kvs_rows_check("k_pe", a->k_pe, a->n_tokens, a->k_pe_stride, ROPE_BYTES, 2, err);
-    if (s == KVS_OK && a->n_tokens > 0 &&
-        (a->slot_mapping == NULL || (uintptr_t)a->slot_mapping % sizeof *a->slot_mapping != 0))
-        s = kvs_fail(err, KVS_E_INVALID, "slot_mapping: %p does not hold %lu slots", (const void *)a->slot_mapping,
-                     (unsigned long)a->n_tokens);
-    return s;
+    for (uint32_t i = 0; i < n; i++)
+        dst[i] = kvs_e4m3_quantise(kvs_value_get(src, type, first + i), scale);
 }
 
-kvs_status kvs_mla_write(const kvs_mla_write_args *a, uint32_t *ret_bad, kvs_err *err)
+/* 512 e4m3, 4 scales, 64 bf16. */
+static void put_record(uint8_t *row, const uint8_t *kv_c, const uint8_t *k_pe)
+{
+    float scale[TILES];
+
+    for (uint32_t k = 0; k < TILES; k++) {
+        float amax = 0;
+
+        for (uint32_t i = 0; i < TILE; i++)
+            amax = kvs_amax(amax, kvs_value_get(kv_c, KVS_VALUE_BF16, k * TILE + i));
+        scale[k] = kvs_fp8_record_scale(amax);
+        quantise(row + (size_t)k * TILE, kv_c, KVS_VALUE_BF16, k * TILE, TILE, scale[k]);
+    }
+    memcpy(row + LATENT, scale, sizeof scale);
+    memcpy(row + LATENT + sizeof scale, k_pe, ROPE * sizeof(uint16_t));
+}
+
+static void put_row(uint8_t *row, const kvs_mla_write_args *a, uint32_t type, uint64_t t)
+{
+    const uint8_t *kv_c = a->kv_c + t * a->kv_c_stride, *k_pe = a->k_pe + t * a->k_pe_stride;
+    const size_t value = kvs_value_bytes(type);
+
+    if (a->view.format == KVS_FORMAT_fp8_ds_mla)
+        put_record(row, kv_c, k_pe);
+    else if (a->view.format == KVS_FORMAT_mla_fp8) {
+        quantise(row, kv_c, type, 0, LATENT, *a->scale);
+        quantise(row + LATENT, k_pe, type, 0, ROPE, *a->scale);
+    } else {
+        memcpy(row, kv_c, LATENT * value);
+        memcpy(row + LATENT * value, k_pe, ROPE * value);
+    }
+}
+
+/* Returns the number of bad slots. */
+static uint32_t write_rows(const kvs_mla_write_args *a, uint32_t type, kvs_site site)
 {
     const uint64_t n_slots = (uint64_t)a->view.n_blocks * a->view.tokens_per_block;
-    kvs_status s = write_check(a, err);
     uint32_t bad = 0;
 
-    if (s != KVS_OK)
-        return s;
     for (uint32_t t = 0; t < a->n_tokens; t++) {
-        int64_t slot = a->slot_mapping[t];
+        const int64_t slot = a->slot_mapping[t];
         kvs_view_place at;
-        uint8_t *row;
 
         if (slot < 0)
             continue;
@@ -38,10 +59,33 @@ kvs_status kvs_mla_write(const kvs_mla_write_args *a, uint32_t *ret_bad, kvs_err
             bad++;
             continue;
         }
-        at = kvs_view_split(&a->view, (uint64_t)slot, KVS_SITE_MLA_WRITE);
-        row = kvs_view_row(&a->view, at.page, at.token, KVS_SITE_MLA_WRITE);
-        memcpy(row, a->kv_c + t * a->kv_c_stride, LATENT_BYTES);
-        memcpy(row + LATENT_BYTES, a->k_pe + t * a->k_pe_stride, ROPE_BYTES);
+        at = kvs_view_split(&a->view, (uint64_t)slot, site);
+        put_row(kvs_view_row(&a->view, at.page, at.token, site), a, type, t);
+    }
+    return bad;
+}
+
+kvs_status kvs_mla_write(const kvs_mla_write_args *a, uint32_t *ret_bad, kvs_err *err)
+{
+    uint32_t type = 0;
+    kvs_status s = kvs_mla_write_check(a, &type, err);
+
+    if (s == KVS_OK)
+        *ret_bad = write_rows(a, type, KVS_SITE_MLA_WRITE);
+    return s;
+}
+
+kvs_status kvs_mla_write_layers(const kvs_mla_write_layers_args *a, uint32_t *ret_bad, kvs_err *err)
+{
+    uint32_t type = 0, bad = 0;
+    kvs_status s = kvs_mla_write_layers_check(a, &type, err);
+
+    if (s != KVS_OK)
+        return s;
+    for (uint32_t layer = 0; layer < a->n_layers; layer++) {
+        const kvs_mla_write_args one = kvs_mla_write_layer(a, layer);
+
+        bad += write_rows(&one, type, KVS_SITE_MLA_WRITE_LAYERS);
     }
     *ret_bad = bad;
     return KVS_OK;

@@ -129,6 +129,14 @@ static inline KVS_HD float kvs_amax(float amax, float x)
     return a > amax ? a : amax;
 }
 
+/* Scale of a tile of an fp8_ds_mla record: as it is, not a power of two, and never a subnormal or 0. */
+static inline KVS_HD float kvs_fp8_record_scale(float amax)
+{
+    const float scale = amax / 448.0f;
+
+    return scale > 0x1p-126f ? scale : 0x1p-126f;
+}
+
 /* ue8m0: a power of two by its exponent alone, 2^(code - 127); 255 is NaN.  Code 0 is the subnormal 2^-127. */
 static inline KVS_HD float kvs_ue8m0_to_f32(uint8_t code)
 {
@@ -143,8 +151,8 @@ static inline KVS_HD float kvs_ue8m0_reciprocal(uint8_t code)
     return kvs_f32_from_bits(code >= 254u ? 0x00400000u : (uint32_t)(254u - code) << 23);
 }
 
-/* Code of the least power of two that is not below s: clamp(ceil(log2 s) + 127, 0, 255) by s's own exponent, for s >= 0.
- * Infinity and NaN give 255. */
+/* Code of the least power of two that is not below s: clamp(ceil(log2 s) + 127, 0, 255) by s's own exponent, for s >=
+ * 0. Infinity and NaN give 255. */
 static inline KVS_HD uint8_t kvs_f32_to_ue8m0_up(float s)
 {
     uint32_t a = kvs_f32_bits(s) & 0x7FFFFFFFu, fraction = a & 0x7FFFFFu;

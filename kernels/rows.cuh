@@ -69,6 +69,33 @@ __device__ inline bool slot_of(const kvs_view &v, int64_t slot, uint32_t *bad)
     return false;
 }
 
+/* The greater of `greatest` and |x|; a NaN x is passed over, as by kvs_amax. */
+__device__ inline float amax_of(float greatest, float x)
+{
+    return fmaxf(greatest, fabsf(x));
+}
+
+/* Division of numbers below 2^23 by one of 1..2^16 that is known at the launch: n * ceil(2^40 / by) is above the true product
+ * by less than 2^40 / by, so that the quotient is right. */
+struct fast_divisor {
+    uint64_t times;
+    uint32_t by;
+};
+
+inline fast_divisor fast_divisor_of(uint32_t by)
+{
+    return {((UINT64_C(1) << 40) + by - 1) / by, by};
+}
+
+/* n / d.by; the rest goes to *ret_rest. */
+__device__ inline uint32_t fast_divide(uint32_t n, const fast_divisor &d, uint32_t *ret_rest)
+{
+    const uint32_t q = (uint32_t)(n * d.times >> 40);
+
+    *ret_rest = n - q * d.by;
+    return q;
+}
+
 /* Row of a gather list: false if it stays as it is; a bad one is counted. */
 __device__ inline bool gather_row(const kvs_gather_list &list, const kvs_view &v, uint32_t row, kvs_site site,
                                   uint32_t *bad, kvs_view_place *ret)
@@ -146,10 +173,34 @@ __device__ inline uint32_t f32_to_f16x2(float first, float second)
     return pair;
 }
 
-/* Eight values as fp32: of a 2-byte type they are in `low`, of fp32 in both. */
-template <uint32_t TYPE> __device__ inline void unpack8(uint4 low, uint4 high, float ret[8])
+/* Eight values as they came: 16 bytes of a 2-byte type, 32 of fp32. */
+struct eight {
+    uint4 low, high;
+};
+
+/* Eight values from `row` on: loads of 16 bytes if `whole`, else value by value. */
+template <uint32_t TYPE> __device__ inline eight load8(const uint8_t *row, bool whole)
 {
-    const uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    uint32_t w[8] = {0};
+
+    if (whole) {
+        const uint4 *at = reinterpret_cast<const uint4 *>(row);
+
+        return {at[0], TYPE == KVS_VALUE_FP32 ? at[1] : uint4{}};
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        if (TYPE == KVS_VALUE_FP32)
+            w[i] = reinterpret_cast<const uint32_t *>(row)[i];
+        else
+            w[i / 2] |= (uint32_t) reinterpret_cast<const uint16_t *>(row)[i] << 16 * (i % 2);
+    }
+    return {make_uint4(w[0], w[1], w[2], w[3]), make_uint4(w[4], w[5], w[6], w[7])};
+}
+
+template <uint32_t TYPE> __device__ inline void unpack8(const eight &e, float ret[8])
+{
+    const uint32_t w[8] = {e.low.x, e.low.y, e.low.z, e.low.w, e.high.x, e.high.y, e.high.z, e.high.w};
 
     if constexpr (TYPE == KVS_VALUE_FP32) {
 #pragma unroll
@@ -170,25 +221,37 @@ template <uint32_t TYPE> __device__ inline void unpack8(uint4 low, uint4 high, f
     }
 }
 
-/* Eight values of a row, from `row` on, as fp32: loads of 16 bytes if `whole`, else value by value. */
 template <uint32_t TYPE> __device__ inline void read8(const uint8_t *row, bool whole, float ret[8])
 {
-    uint32_t w[8] = {0};
+    unpack8<TYPE>(load8<TYPE>(row, whole), ret);
+}
 
-    if (whole) {
-        const uint4 *at = reinterpret_cast<const uint4 *>(row);
+/* Division by one number many times, for e4m3 only.  With a reciprocal that is rounded correctly the first correction makes
+ * the quotient faithful and the second one right (Markstein), as long as no remainder is subnormal: scales from 2^-60 to 2^60
+ * keep them from it.  Quotients that are 0 in e4m3 keep their sign uncorrected; from 1024 up, infinite ones and NaN, whose
+ * remainders would be none, are 448 or NaN as they are. */
+struct divisor {
+    float scale, reciprocal;
+    bool ordinary;
+};
 
-        unpack8<TYPE>(at[0], TYPE == KVS_VALUE_FP32 ? at[1] : uint4{}, ret);
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (TYPE == KVS_VALUE_FP32)
-            w[i] = reinterpret_cast<const uint32_t *>(row)[i];
-        else
-            w[i / 2] |= (uint32_t) reinterpret_cast<const uint16_t *>(row)[i] << 16 * (i % 2);
-    }
-    unpack8<TYPE>(make_uint4(w[0], w[1], w[2], w[3]), make_uint4(w[4], w[5], w[6], w[7]), ret);
+__device__ inline divisor divisor_of(float scale)
+{
+    const float size = fabsf(scale);
+
+    return {scale, 1.0f / scale, size >= 0x1p-60f && size <= 0x1p60f};
+}
+
+__device__ inline float divide(float x, const divisor &d)
+{
+    const float guess = x * d.reciprocal, size = fabsf(guess);
+    float q = guess;
+
+    if (!d.ordinary)
+        return x / d.scale;
+    q = __fmaf_rn(__fmaf_rn(-q, d.scale, x), d.reciprocal, q);
+    q = __fmaf_rn(__fmaf_rn(-q, d.scale, x), d.reciprocal, q);
+    return size > 0x1p-12f && size < 1024.0f ? q : guess;
 }
 
 /* Eight e4m3 in 8 bytes. */

@@ -40,6 +40,14 @@ kvs_status kvs_range_check(const char *name, uint64_t value, uint64_t min, uint6
     return KVS_OK;
 }
 
+static kvs_status stride_check(const kvs_view *v, kvs_err *err)
+{
+    if (v->block_stride % ALIGN != 0 || v->block_stride >= KVS_MAX_OFFSET)
+        return kvs_fail(err, KVS_E_INVALID, "view block_stride: %" PRIu64 " is not a multiple of %d below %" PRIu64,
+                        v->block_stride, (int)ALIGN, (uint64_t)KVS_MAX_OFFSET);
+    return KVS_OK;
+}
+
 static kvs_status fields_check(const kvs_view *v, uint64_t formats, kvs_err *err)
 {
     if (v->format >= 64 || (formats >> v->format & 1) == 0) {
@@ -54,10 +62,7 @@ static kvs_status fields_check(const kvs_view *v, uint64_t formats, kvs_err *err
     if (v->row_bytes == 0 || v->row_bytes % ALIGN != 0)
         return kvs_fail(err, KVS_E_INVALID, "view row_bytes: %" PRIu32 " is not a multiple of %d", v->row_bytes,
                         (int)ALIGN);
-    if (v->block_stride % ALIGN != 0 || v->block_stride >= KVS_MAX_OFFSET)
-        return kvs_fail(err, KVS_E_INVALID, "view block_stride: %" PRIu64 " is not a multiple of %d below %" PRIu64,
-                        v->block_stride, (int)ALIGN, (uint64_t)KVS_MAX_OFFSET);
-    return KVS_OK;
+    return stride_check(v, err);
 }
 
 /* A page holds its rows, the last of which may end early (its pitch is not part of it), or whole rows and the tail. */
@@ -76,20 +81,11 @@ static kvs_status page_check(const kvs_view *v, uint64_t row, uint32_t tail, kvs
     return KVS_OK;
 }
 
-kvs_status kvs_view_check(const kvs_view *v, uint64_t formats, uint64_t row_bytes, kvs_err *err)
+/* Pages do not overlap, and there is memory for them. */
+static kvs_status extent_check(const kvs_view *v, kvs_err *err)
 {
-    const kvs_token_bytes token = kvs_format_token_bytes(v->format);
-    kvs_status s = fields_check(v, formats, err);
     uint64_t span;
 
-    if (s != KVS_OK)
-        return s;
-    if (v->row_bytes < token.row)
-        return kvs_fail(err, KVS_E_INVALID, "view row_bytes: %" PRIu32 " is below the %" PRIu32 " of a row",
-                        v->row_bytes, token.row);
-    s = page_check(v, token.row > 0 ? token.row : row_bytes, token.tail, err);
-    if (s != KVS_OK)
-        return s;
     if (v->n_blocks > 1 && v->block_stride < v->page_bytes)
         return kvs_fail(err, KVS_E_INVALID, "view block_stride: %" PRIu64 " is below page_bytes %" PRIu64,
                         v->block_stride, v->page_bytes);
@@ -99,6 +95,29 @@ kvs_status kvs_view_check(const kvs_view *v, uint64_t formats, uint64_t row_byte
         return kvs_fail(err, KVS_E_LIMIT, "view: %" PRIu32 " blocks, %" PRIu64 " bytes apart, exceed the address space",
                         v->n_blocks, v->block_stride);
     return KVS_OK;
+}
+
+kvs_status kvs_view_check(const kvs_view *v, uint64_t formats, uint64_t row_bytes, kvs_err *err)
+{
+    const kvs_token_bytes token = kvs_format_token_bytes(v->format);
+    kvs_status s = fields_check(v, formats, err);
+
+    if (s != KVS_OK)
+        return s;
+    if (v->row_bytes < token.row)
+        return kvs_fail(err, KVS_E_INVALID, "view row_bytes: %" PRIu32 " is below the %" PRIu32 " of a row",
+                        v->row_bytes, token.row);
+    s = page_check(v, token.row > 0 ? token.row : row_bytes, token.tail, err);
+    if (s != KVS_OK)
+        return s;
+    return extent_check(v, err);
+}
+
+kvs_status kvs_pages_check(const kvs_view *v, kvs_err *err)
+{
+    kvs_status s = stride_check(v, err);
+
+    return s == KVS_OK ? extent_check(v, err) : s;
 }
 
 kvs_status kvs_rows_check(const char *name, const uint8_t *base, uint64_t n, uint64_t stride, uint64_t row_bytes,

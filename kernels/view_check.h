@@ -28,9 +28,12 @@ kvs_token_bytes kvs_format_token_bytes(uint32_t format); /* {0, 0} for a number 
 
 /* v->format is in `formats` (else E_UNSUPPORTED); tokens_per_block 1..4096; base, block_stride and row_bytes multiples
  * of 16; a row holds the format's row, or `row_bytes` where the format leaves it open (a row of several heads may be
- * longer than the pitch, as with heads outermost: then it is what the caller reaches from a row's start); the page holds
- * its rows and its tail; pages do not overlap (all E_INVALID); the last byte has an address (E_LIMIT). */
+ * longer than the pitch, as with heads outermost: then it is what the caller reaches from a row's start); the page
+ * holds its rows and its tail; pages do not overlap (all E_INVALID); the last byte has an address (E_LIMIT). */
 kvs_status kvs_view_check(const kvs_view *v, uint64_t formats, uint64_t row_bytes, kvs_err *err);
+
+/* For an operation on whole pages: the same without formats, rows and tokens. */
+kvs_status kvs_pages_check(const kvs_view *v, kvs_err *err);
 
 /* n rows of row_bytes, stride bytes apart: a base that is a multiple of `align`, stride >= row_bytes, addressable. */
 kvs_status kvs_rows_check(const char *name, const uint8_t *base, uint64_t n, uint64_t stride, uint64_t row_bytes,

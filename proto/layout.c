@@ -21,58 +21,6 @@ enum {
 
 static const char *const SHARD_NAMES[] = {"replicated", "heads", "layers"};
 
-/* ---- formats ---- */
-
-static const struct {
-    const char *name;
-    uint32_t row_bytes;
-} FORMATS[] = {
-#define X(name, id, row) [id] = {#name, row},
-    KVS_FORMAT_MAP(X)
-#undef X
-};
-enum { N_FORMATS = sizeof FORMATS / sizeof *FORMATS }; /* number 0 is none and stays empty */
-
-const char *kvs_format_name(uint32_t format)
-{
-    return format < N_FORMATS ? FORMATS[format].name : NULL;
-}
-
-uint32_t kvs_format_row_bytes(uint32_t format)
-{
-    return format < N_FORMATS ? FORMATS[format].row_bytes : 0;
-}
-
-kvs_status kvs_format_parse(const char *name, uint32_t *ret, kvs_err *err)
-{
-    /* dtype names of engines, for MLA geometry */
-    static const struct {
-        const char *name;
-        uint32_t format;
-    } ALIASES[] = {
-        {"bf16", KVS_FORMAT_mla_bf16},    {"bfloat16", KVS_FORMAT_mla_bf16}, {"fp16", KVS_FORMAT_mla_fp16},
-        {"float16", KVS_FORMAT_mla_fp16}, {"half", KVS_FORMAT_mla_fp16},     {"fp8", KVS_FORMAT_mla_fp8},
-    };
-
-    if (name == NULL)
-        return kvs_fail(err, KVS_E_UNSUPPORTED, "format: none given");
-    for (uint32_t i = 1; i < N_FORMATS; i++) {
-        if (FORMATS[i].name != NULL && strcmp(name, FORMATS[i].name) == 0) {
-            *ret = i;
-            return KVS_OK;
-        }
-    }
-    for (size_t i = 0; i < sizeof ALIASES / sizeof *ALIASES; i++) {
-        if (strcmp(name, ALIASES[i].name) == 0) {
-            *ret = ALIASES[i].format;
-            return KVS_OK;
-        }
-    }
-    if (strcmp(name, "auto") == 0)
-        return kvs_fail(err, KVS_E_UNSUPPORTED, "format: \"auto\" names no bytes; resolve it before asking");
-    return kvs_fail(err, KVS_E_UNSUPPORTED, "format: \"%.64s\" is not known", name);
-}
-
 /* ---- checks ---- */
 
 static kvs_status check_tag(const char *what, const char tag[KVS_TAG_BYTES], size_t least, kvs_err *err)
@@ -133,9 +81,9 @@ static kvs_status check_plane(uint32_t index, const kvs_plane *p, uint32_t token
     if (p->page_bytes >= KVS_MAX_OFFSET)
         return kvs_fail(err, KVS_E_LIMIT, "plane %u page_bytes: %llu is not below %llu", index,
                         (unsigned long long)p->page_bytes, (unsigned long long)KVS_MAX_OFFSET);
-    if (p->page_bytes % PAGE_ALIGN != 0)
-        return kvs_fail(err, KVS_E_INVALID, "plane %u page_bytes: %llu is not a multiple of %d", index,
-                        (unsigned long long)p->page_bytes, PAGE_ALIGN);
+    if (p->page_bytes % kvs_format_page_align(p->format) != 0)
+        return kvs_fail(err, KVS_E_INVALID, "plane %u page_bytes: %llu is not a multiple of %u", index,
+                        (unsigned long long)p->page_bytes, kvs_format_page_align(p->format));
     if (p->page_bytes < least)
         return kvs_fail(err, KVS_E_INVALID, "plane %u page_bytes: %llu is below %u tokens x %u bytes = %llu", index,
                         (unsigned long long)p->page_bytes, tokens, p->row_bytes, (unsigned long long)least);
@@ -368,7 +316,7 @@ kvs_status kvs_namespace_mla(const char *model, const char *weights, uint32_t fo
                              uint32_t tokens_per_block, kvs_plane *planes, kvs_namespace *ret, kvs_err *err)
 {
     kvs_namespace ns = {.tokens_per_block = tokens_per_block, .n_planes = n_layers, .planes = planes};
-    uint32_t row = kvs_format_row_bytes(format);
+    uint32_t row = kvs_format_row_bytes(format), align = kvs_format_page_align(format);
     kvs_status s = check_counts(tokens_per_block, n_layers, err);
 
     if (s != KVS_OK)
@@ -379,7 +327,7 @@ kvs_status kvs_namespace_mla(const char *model, const char *weights, uint32_t fo
     set_tag(ns.weights, weights);
     for (uint32_t layer = 0; layer < n_layers; layer++) {
         planes[layer] = (kvs_plane){.name = "latent", .layer = layer, .format = format, .row_bytes = row};
-        planes[layer].page_bytes = ((uint64_t)tokens_per_block * row + PAGE_ALIGN - 1) / PAGE_ALIGN * PAGE_ALIGN;
+        planes[layer].page_bytes = ((uint64_t)tokens_per_block * row + align - 1) / align * align;
     }
     s = kvs_namespace_check(&ns, err);
     if (s == KVS_OK)

@@ -58,7 +58,7 @@ typedef struct kvs_plane {
     uint32_t format;     /* kvs_format */
     uint32_t row_bytes;  /* bytes a token; the format's own, where that is fixed */
     uint32_t reserved;   /* 0 */
-    uint64_t page_bytes; /* >= tokens_per_block * row_bytes, multiple of 16 */
+    uint64_t page_bytes; /* >= tokens_per_block * row_bytes, multiple of kvs_format_page_align */
 } kvs_plane;
 
 typedef enum kvs_shard_kind {
@@ -83,6 +83,8 @@ typedef struct kvs_namespace {
 kvs_status kvs_format_parse(const char *name, uint32_t *ret, kvs_err *err);
 const char *kvs_format_name(uint32_t format);   /* NULL for a number that is none */
 uint32_t kvs_format_row_bytes(uint32_t format); /* 0: not fixed by the format */
+/* What page_bytes is a multiple of: 16; of the block-wise formats the row that hardware reads pages by, 576 and 512. */
+uint32_t kvs_format_page_align(uint32_t format);
 
 /* Check every rule above.  E_INVALID / E_LIMIT / E_UNSUPPORTED name field, value and limit. */
 kvs_status kvs_namespace_check(const kvs_namespace *ns, kvs_err *err);
@@ -103,7 +105,7 @@ kvs_status kvs_namespace_decode(const uint8_t *buf, size_t len, kvs_plane *plane
 kvs_status kvs_namespace_digest(const kvs_namespace *ns, uint8_t ret[KVS_DIGEST_BYTES], kvs_err *err);
 
 /* The common case: n_layers planes "latent", layer 0..n-1, of an MLA format, page = tokens_per_block * row bytes rounded
- * up to 16.  `planes` [n_layers] is the caller's and must outlive `ret`. */
+ * up to kvs_format_page_align.  `planes` [n_layers] is the caller's and must outlive `ret`. */
 kvs_status kvs_namespace_mla(const char *model, const char *weights, uint32_t format, uint32_t n_layers,
                              uint32_t tokens_per_block, kvs_plane *planes, kvs_namespace *ret, kvs_err *err);
 

@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "kernels/client_cuda.h"
+#include "kernels/client_memory.h"
 #include "kernels/client_stream.h"
 #include "proto/client/kvstride.h"
 #include "proto/client/kvstride_pack.h"

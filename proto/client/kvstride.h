@@ -30,6 +30,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "proto/backend.h"
 #include "proto/layout.h"
 #include "proto/status.h"
 
@@ -140,10 +141,12 @@ KVS_API kvs_status kvs_region_attach(kvs_client *c, kvs_ns *ns, const uint8_t to
                                      uint32_t timeout_ms, kvs_err *err);
 
 typedef struct kvs_plane_map {
-    uint32_t fd;       /* index into fds */
-    uint32_t reserved; /* 0 */
-    uint64_t base;     /* bytes from the start of the memory to slot 0; multiple of 16 */
-    uint64_t stride;   /* bytes from slot to slot; multiple of 16 below 2^40 */
+    uint32_t fd; /* index into fds */
+    uint32_t
+        backend;   /* enum kvs_backend that attends to this memory, perhaps with KVS_BACKEND_OVERRIDE; 0: your own code,
+                         which takes every stride as it is given */
+    uint64_t base; /* bytes from the start of the memory to slot 0; multiple of 16 */
+    uint64_t stride; /* bytes from slot to slot; multiple of 16 below 2^40 */
 } kvs_plane_map;
 
 /* A whole CUDA allocation: of its base address, whatever the address of the tensor in it. */
@@ -165,7 +168,14 @@ typedef struct kvs_import {
     const kvs_ipc *ipc;        /* [n_ipc] */
 } kvs_import;
 
-/* The engine's own KV memory as a region of ns: a contract over addresses, nothing is copied. */
+/* What kvs_import wants to know of GPU memory that this process got by cudaMalloc: the handle of the whole allocation that p
+ * lies in, where p is in it (the least that each map's base is), and the allocation's bytes.  E_INVALID: memory that has no
+ * such handle (host, managed, of a stream-ordered pool, mapped); the message says which and what to use instead.
+ * E_UNSUPPORTED: no driver here. */
+KVS_API kvs_status kvs_ipc_of(const void *p, kvs_ipc *ret, uint64_t *ret_offset, uint64_t *ret_bytes, kvs_err *err);
+
+/* The engine's own KV memory as a region of ns: a contract over addresses, nothing is copied.  E_UNSUPPORTED: among others a
+ * cross-layer view for a backend that was not verified with one (proto/backend.h); give it one tensor a layer. */
 KVS_API kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret, uint32_t timeout_ms,
                                      kvs_err *err);
 /* Free the handle and its mapping; the daemon is told if it is there.  E_BUSY: a request still uses the region, perhaps one
@@ -355,14 +365,18 @@ KVS_API kvs_status kvs_slot_drop(kvs_region *r, const kvs_slot *slots, uint32_t 
 
 typedef struct kvs_call_result {
     kvs_status status;
-    uint32_t parts, kernel; /* decode: as used; equal lengths, parts and kernel give equal bits */
+    uint32_t parts, kernel; /* decode, extend: as used; equal lengths, parts and kernel give equal bits */
     uint32_t bad;           /* ids, slots and lengths that were skipped */
 } kvs_call_result;
 
+enum kvs_source_type { KVS_SOURCE_PLANE = 0, KVS_SOURCE_BF16 = 1, KVS_SOURCE_FP16 = 2, KVS_SOURCE_FP32 = 3 };
+
 typedef struct kvs_write_call {
-    uint32_t plane;
-    kvs_region *scratch; /* holds the rows: kv_c [n_tokens][512], k_pe [n_tokens][64] of the plane's type */
+    uint32_t plane;      /* mla_bf16, mla_fp16, mla_fp32, mla_fp8 or fp8_ds_mla */
+    kvs_region *scratch; /* holds the rows: kv_c [n_tokens][512], k_pe [n_tokens][64] */
     uint64_t kv_c_offset, kv_c_stride, k_pe_offset, k_pe_stride; /* bytes */
+    uint32_t src_type; /* enum kvs_source_type; 0: the plane's own, bf16 for fp8.  Another one only for mla_fp8 */
+    float kv_scale;    /* mla_fp8: what a stored 1.0 stands for; finite and above 0.  Else 0 */
 } kvs_write_call;
 
 typedef struct kvs_write_args {
@@ -386,8 +400,8 @@ typedef struct kvs_decode_call {
     uint32_t parts; /* 0: chosen; 1..256 */
     kvs_region *scratch;
     float sm_scale;
-    uint32_t reserved;        /* 0 */
-    kvs_operand q_nope, q_pe; /* in:  [T][h_q][512], [T][h_q][64], T = n_seqs * s_q */
+    float kv_scale;           /* mla_fp8: as in kvs_write_call.  Else 0 */
+    kvs_operand q_nope, q_pe; /* in:  [T][h_q][512], [T][h_q][64], T = n_seqs * s_q (decode) or n_tokens (extend) */
     kvs_operand out, lse;     /* out: [T][h_q][512], fp32 [T][h_q] */
     const kvs_mark *after, *signal;
 } kvs_decode_call;
@@ -405,6 +419,22 @@ typedef struct kvs_decode_args {
     kvs_call_result *results;     /* [n_calls], out */
 } kvs_decode_args;
 KVS_API kvs_status kvs_decode(const kvs_decode_args *a, uint32_t timeout_ms, kvs_err *err);
+
+/* As kvs_decode, with as many queries for each sequence as it brings: those of a prompt behind its cached prefix, whose own
+ * rows are written first.  Query j of the s of a sequence sees its first seq_len - s + j + 1 tokens. */
+typedef struct kvs_extend_args {
+    kvs_ns *ns;
+    kvs_region *region;
+    uint32_t n_seqs, table_width, n_tokens, h_q;
+    uint32_t n_calls;
+    uint32_t flags;               /* enum kvs_decode_flags */
+    const int32_t *q_start;       /* [n_seqs + 1] query tokens q_start[i] .. q_start[i + 1] - 1 are sequence i's */
+    const int32_t *seq_len;       /* [n_seqs] tokens, those of the queries included */
+    const int32_t *block_table;   /* [n_seqs][table_width] slots */
+    const kvs_decode_call *calls; /* [n_calls], operands of n_tokens query tokens */
+    kvs_call_result *results;     /* [n_calls], out */
+} kvs_extend_args;
+KVS_API kvs_status kvs_extend(const kvs_extend_args *a, uint32_t timeout_ms, kvs_err *err);
 
 /* ---- residency: results [n] or NULL ------------------------------------------------------------------------------ */
 
@@ -497,6 +527,7 @@ KVS_API kvs_status kvs_submit_slot_drop(kvs_region *r, const kvs_slot *slots, ui
                                         kvs_status *results, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
 KVS_API kvs_status kvs_submit_write(const kvs_write_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
 KVS_API kvs_status kvs_submit_decode(const kvs_decode_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
+KVS_API kvs_status kvs_submit_extend(const kvs_extend_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
 
 /* The caller's own number for a request; 0 at first. */
 KVS_API void kvs_request_set_tag(kvs_request *r, uint64_t tag);

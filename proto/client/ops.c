@@ -651,8 +651,13 @@ static kvs_status build_write(call *k, kvs_request *r, const void *args, uint32_
     wire_put_write_req(&k->out, &q);
     for (uint32_t i = 0; i < a->n_calls && s == KVS_OK; i++) {
         const kvs_write_call *from = &a->calls[i];
-        wire_write_call to = {from->plane,      0, from->kv_c_offset, from->kv_c_stride, from->k_pe_offset,
-                              from->k_pe_stride};
+        wire_write_call to = {.plane = from->plane,
+                              .kv_c_offset = from->kv_c_offset,
+                              .kv_c_stride = from->kv_c_stride,
+                              .k_pe_offset = from->k_pe_offset,
+                              .k_pe_stride = from->k_pe_stride,
+                              .src_type = from->src_type,
+                              .kv_scale = from->kv_scale};
 
         s = call_region(k, from->scratch, &to.scratch, err);
         wire_put_write_call(&k->out, &to);
@@ -677,6 +682,7 @@ static kvs_status put_decode_call(call *k, const kvs_decode_call *from, kvs_err 
     wire_decode_call to = {.plane = from->plane,
                            .parts = from->parts,
                            .sm_scale = from->sm_scale,
+                           .kv_scale = from->kv_scale,
                            .q_nope_offset = from->q_nope.offset,
                            .q_nope_token = from->q_nope.token,
                            .q_nope_head = from->q_nope.head,
@@ -758,6 +764,50 @@ kvs_status kvs_decode(const kvs_decode_args *a, uint32_t timeout_ms, kvs_err *er
 kvs_status kvs_submit_decode(const kvs_decode_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
 {
     return submit(a->ns->c, build_decode, a, ret, timeout_ms, err);
+}
+
+static kvs_status build_extend(call *k, kvs_request *r, const void *args, uint32_t timeout_ms, kvs_err *err)
+{
+    const kvs_extend_args *a = args;
+    uint64_t cells = (uint64_t)a->n_seqs * a->table_width;
+    wire_extend_req q = {.n_seqs = a->n_seqs,
+                         .table_width = a->table_width,
+                         .n_tokens = a->n_tokens,
+                         .h_q = a->h_q,
+                         .n_calls = a->n_calls,
+                         .flags = a->flags};
+    kvs_status s = count_check("calls", a->n_calls, err);
+
+    r->op = WIRE_EXTEND;
+    r->items = a->results;
+    r->n = a->n_calls;
+    if (s == KVS_OK && cells > UINT32_MAX)
+        s = kvs_fail(err, KVS_E_LIMIT, "block_table: %u x %u entries", a->n_seqs, a->table_width);
+    if (s == KVS_OK)
+        s = call_begin(k, a->ns->c, r, WIRE_EXTEND,
+                       WIRE_extend_req_BYTES + (uint64_t)a->n_calls * WIRE_decode_call_BYTES +
+                           ((uint64_t)a->n_seqs + 1) * 8 + cells * 4 + 24,
+                       timeout_ms, err);
+    if (s != KVS_OK)
+        return s;
+    s = call_place(k, a->ns, a->region, &q.ns, &q.region, err);
+    wire_put_extend_req(&k->out, &q);
+    for (uint32_t i = 0; i < a->n_calls && s == KVS_OK; i++)
+        s = put_decode_call(k, &a->calls[i], err);
+    put_i32s(&k->out, a->q_start, (uint64_t)a->n_seqs + 1);
+    put_i32s(&k->out, a->seq_len, a->n_seqs);
+    put_i32s(&k->out, a->block_table, cells);
+    return finish(k, s);
+}
+
+kvs_status kvs_extend(const kvs_extend_args *a, uint32_t timeout_ms, kvs_err *err)
+{
+    return run(build_extend, a, timeout_ms, err);
+}
+
+kvs_status kvs_submit_extend(const kvs_extend_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
+{
+    return submit(a->ns->c, build_extend, a, ret, timeout_ms, err);
 }
 
 /* ---- residency ---- */

@@ -239,7 +239,8 @@ size_t region_import_body(const kvs_region *r, uint32_t ns, uint32_t device, uin
 
     wire_put_region_import_req(&o, &q);
     for (uint32_t i = 0; i < r->n_maps; i++) {
-        wire_plane_map m = {.fd = r->maps[i].fd, .base = r->maps[i].base, .stride = r->maps[i].stride};
+        wire_plane_map m = {
+            .fd = r->maps[i].fd, .backend = r->maps[i].backend, .base = r->maps[i].base, .stride = r->maps[i].stride};
 
         wire_put_plane_map(&o, &m);
     }
@@ -252,6 +253,11 @@ size_t region_import_body(const kvs_region *r, uint32_t ns, uint32_t device, uin
         wire_put_ipc_handle(&o, &h);
     }
     return o.len;
+}
+
+kvs_status kvs_ipc_of(const void *p, kvs_ipc *ret, uint64_t *ret_offset, uint64_t *ret_bytes, kvs_err *err)
+{
+    return client_memory_handle(p, ret->uuid, ret->handle, ret_offset, ret_bytes, err);
 }
 
 kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret, uint32_t timeout_ms, kvs_err *err)

@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -11,10 +10,11 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/layout.h"
+#include "proto/ctl/clock.h"
 
-enum { TOKENS = 64, START_MS = 30000, STEP_MS = 2 };
+enum { START_MS = 30000, STEP_MS = 2, FEWEST_CALLS = 8 };
 enum busy_state { BUSY_SLEEPS, BUSY_STARTS, BUSY_WORKS, BUSY_FAILED };
+#define PATIENCE_NS UINT64_C(10000000000)
 
 struct busy_shared {
     _Atomic uint32_t state, stop;
@@ -29,94 +29,16 @@ static void step(void)
 
 /* ---- the other process ---- */
 
-typedef struct loop {
-    device *d;
-    device_queue *q;
-    device_mem *mem;
-    int32_t *lens, *table;
-    kvs_mla_decode_args args;
-} loop;
-
-static uint8_t *take(uint8_t **at, uint64_t bytes)
+static bool on_call(void *ud)
 {
-    uint8_t *p = *at;
+    struct busy_shared *m = ud;
 
-    *at += (bytes + 255) / 256 * 256;
-    return p;
+    atomic_store(&m->state, BUSY_WORKS);
+    (void)atomic_fetch_add(&m->calls, 1);
+    return !atomic_load(&m->stop);
 }
 
-/* All operands in one piece of device memory, which begins as zeros; each sequence has blocks from all over it. */
-static kvs_status prepare(loop *l, const busy_shape *x, kvs_err *err)
-{
-    uint64_t rows = (uint64_t)x->n_seqs * x->heads, page = TOKENS * (KVS_MLA_LATENT + KVS_MLA_ROPE) * 2, had;
-    uint64_t bytes = x->blocks * page + rows * (KVS_MLA_LATENT * 4 + KVS_MLA_ROPE * 2 + 4) + 8 * 256;
-    uint32_t entries = x->n_seqs * x->blocks_a_seq;
-    kvs_status s = l->d->ops->mem_create(l->d, bytes, &l->mem, err);
-    uint8_t *at;
-
-    if (s == KVS_OK)
-        s = l->d->ops->queue_open(l->d, DEVICE_COMPUTE, &l->q, err);
-    if (s != KVS_OK)
-        return s;
-    l->lens = calloc(x->n_seqs, sizeof *l->lens);
-    l->table = calloc(entries, sizeof *l->table);
-    if (l->lens == NULL || l->table == NULL)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "busy process: no memory for %u table entries", entries);
-    for (uint32_t i = 0; i < entries; i++)
-        l->table[i] = (int32_t)((uint64_t)i * 7919 % x->blocks);
-    for (uint32_t i = 0; i < x->n_seqs; i++)
-        l->lens[i] = (int32_t)(x->blocks_a_seq * TOKENS);
-    at = l->d->ops->mem_base(l->mem, 0, &had);
-    l->args = (kvs_mla_decode_args){
-        .view = {take(&at, x->blocks * page), page, page, x->blocks, TOKENS, (uint32_t)page / TOKENS,
-                 KVS_FORMAT_mla_bf16},
-        .seq_len = l->lens,
-        .block_table = l->table,
-        .table_stride = x->blocks_a_seq,
-        .n_seqs = x->n_seqs,
-        .table_width = x->blocks_a_seq,
-        .s_q = 1,
-        .h_q = x->heads,
-        .sm_scale = 0.04F,
-    };
-    l->args.q_nope = (kvs_strided){take(&at, rows * KVS_MLA_LATENT * 2), (uint64_t)x->heads * KVS_MLA_LATENT * 2,
-                                   KVS_MLA_LATENT * 2};
-    l->args.q_pe =
-        (kvs_strided){take(&at, rows * KVS_MLA_ROPE * 2), (uint64_t)x->heads * KVS_MLA_ROPE * 2, KVS_MLA_ROPE * 2};
-    l->args.out = (kvs_strided){take(&at, rows * KVS_MLA_LATENT * 2), (uint64_t)x->heads * KVS_MLA_LATENT * 2,
-                                KVS_MLA_LATENT * 2};
-    l->args.lse = (kvs_strided){take(&at, rows * 4), (uint64_t)x->heads * 4, 4};
-    return KVS_OK;
-}
-
-static kvs_status call(loop *l, kvs_err *err)
-{
-    kvs_mla_decode_result r;
-    uint64_t mark = 0;
-    kvs_status s = l->d->ops->mla_decode(l->q, &l->args, &r, &mark, err);
-
-    return s == KVS_OK ? l->d->ops->wait(l->q, mark, err) : s;
-}
-
-static kvs_status work(const busy_shape *x, busy_open open, void *ud, struct busy_shared *m, kvs_err *err)
-{
-    loop l = {0};
-    kvs_status s = open(ud, &l.d, err);
-
-    if (s == KVS_OK)
-        s = prepare(&l, x, err);
-    if (s == KVS_OK)
-        s = call(&l, err);
-    if (s == KVS_OK)
-        atomic_store(&m->state, BUSY_WORKS);
-    while (s == KVS_OK && !atomic_load(&m->stop)) {
-        s = call(&l, err);
-        (void)atomic_fetch_add(&m->calls, 1);
-    }
-    return s; /* the process ends, and what it has with it */
-}
-
-_Noreturn static void child(const busy_shape *x, busy_open open, void *ud, struct busy_shared *m, pid_t parent)
+_Noreturn static void child(busy_run run, void *ud, struct busy_shared *m, pid_t parent)
 {
     kvs_err err = {.msg = ""};
 
@@ -125,7 +47,7 @@ _Noreturn static void child(const busy_shape *x, busy_open open, void *ud, struc
         _exit(1); /* it died before the line above */
     while (atomic_load(&m->state) == BUSY_SLEEPS)
         step();
-    if (work(x, open, ud, m, &err) != KVS_OK) {
+    if (run(ud, on_call, m, &err) != KVS_OK) {
         m->err = err;
         atomic_store(&m->state, BUSY_FAILED);
     }
@@ -134,21 +56,18 @@ _Noreturn static void child(const busy_shape *x, busy_open open, void *ud, struc
 
 /* ---- this process ---- */
 
-kvs_status busy_start(busy *b, const busy_shape *shape, busy_open open, void *ud, kvs_err *err)
+kvs_status busy_start(busy *b, busy_run run, void *ud, kvs_err *err)
 {
     pid_t parent = getpid();
-    void *p;
+    void *p = mmap(NULL, sizeof *b->shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
     *b = (busy){0};
-    if (shape->n_seqs == 0)
-        return KVS_OK;
-    p = mmap(NULL, sizeof *b->shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
         return kvs_fail(err, KVS_E_NO_MEMORY, "busy process: mmap: %s", strerror(errno));
     b->shared = p;
     b->pid = fork();
     if (b->pid == 0)
-        child(shape, open, ud, b->shared, parent);
+        child(run, ud, b->shared, parent);
     if (b->pid < 0) {
         b->pid = 0;
         busy_stop(b);
@@ -179,6 +98,20 @@ kvs_status busy_go(busy *b, kvs_err *err)
 uint64_t busy_calls(const busy *b)
 {
     return atomic_load(&b->shared->calls);
+}
+
+kvs_status busy_speed(const busy *b, uint32_t ms, double *ret, kvs_err *err)
+{
+    uint64_t began = clock_ns(), calls = busy_calls(b), ns = 0;
+
+    while (ns < ms * UINT64_C(1000000) || busy_calls(b) < calls + FEWEST_CALLS) {
+        if (ns > PATIENCE_NS)
+            return kvs_fail(err, KVS_E_DEADLINE, "busy process: it has done nothing for 10 s");
+        step();
+        ns = clock_ns() - began;
+    }
+    *ret = (double)(busy_calls(b) - calls) / (double)ns * 1e9;
+    return KVS_OK;
 }
 
 void busy_stop(busy *b)

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "kernels/busy_cuda.h"
 #include "kernels/device_cuda.h"
 #include "proto/ctl/clock.h"
 #include "proto/ctl/ctl.h"
@@ -37,7 +38,7 @@ typedef struct bench {
     device_copy *copies; /* [MAX_PIECES] */
     size_t n;
     busy busy;
-    double full_speed; /* calls a ns of the busy process */
+    double full_speed; /* calls a second of the busy process */
     uint32_t done;
 } bench;
 
@@ -115,7 +116,7 @@ static kvs_status beside(bench *b, int dir, uint64_t piece, device_how how, doub
             return kvs_fail(err, KVS_E_DEADLINE, "busy process: it has done nothing for 30 s");
     }
     *ret = (double)bytes / (double)ns;
-    *ret_left = (double)(busy_calls(&b->busy) - calls) / (double)ns / b->full_speed;
+    *ret_left = (double)(busy_calls(&b->busy) - calls) / (double)ns * 1e9 / b->full_speed;
     return KVS_OK;
 }
 
@@ -164,23 +165,6 @@ static kvs_status row_beside(bench *b, int dir, copy_row *r, kvs_err *err)
     return s;
 }
 
-static kvs_status find_full_speed(bench *b, kvs_err *err)
-{
-    uint64_t began, calls, ns;
-    kvs_status s = busy_go(&b->busy, err);
-
-    if (s != KVS_OK)
-        return s;
-    calls = busy_calls(&b->busy);
-    began = clock_ns();
-    do {
-        (void)nanosleep(&(struct timespec){0, SPEED_MS * 1000000L}, NULL);
-        ns = clock_ns() - began;
-    } while (busy_calls(&b->busy) < calls + 8 && ns < UINT64_C(10000000000));
-    b->full_speed = (double)(busy_calls(&b->busy) - calls) / (double)ns;
-    return b->full_speed > 0 ? KVS_OK : kvs_fail(err, KVS_E_DEADLINE, "busy process: it has done nothing for 10 s");
-}
-
 static kvs_status fill(bench *b, copy_table *t, kvs_err *err)
 {
     kvs_status s = KVS_OK;
@@ -192,7 +176,9 @@ static kvs_status fill(bench *b, copy_table *t, kvs_err *err)
         }
     if (s != KVS_OK || b->busy.pid == 0)
         return s;
-    s = find_full_speed(b, err);
+    s = busy_go(&b->busy, err);
+    if (s == KVS_OK)
+        s = busy_speed(&b->busy, SPEED_MS, &b->full_speed, err);
     for (int dir = 0; dir < 2; dir++)
         for (uint32_t i = 0; i < t->n[dir] && s == KVS_OK; i++)
             s = row_beside(b, dir, &t->rows[dir][i], err);
@@ -246,7 +232,7 @@ kvs_status calibrate_measure(const calibrate_plan *p, copy_table *ret, kvs_err *
     bench b = {.plan = p, .bytes = p->bytes};
     copy_table t = {.date = ""};
     device_about about = {0};
-    kvs_status s = busy_start(&b.busy, &p->shape, p->open, p->ud, err);
+    kvs_status s = p->busy != NULL ? busy_start(&b.busy, p->busy, p->ud, err) : KVS_OK;
 
     if (s == KVS_OK)
         s = open_all(&b, err);
@@ -274,6 +260,14 @@ static kvs_status open_gpu(void *ud, device **ret, kvs_err *err)
     const ctl *c = ud;
 
     return device_cuda_open(ret, (uint32_t)c->gpu, err);
+}
+
+static kvs_status attend(void *ud, bool (*on_call)(void *call_ud), void *call_ud, kvs_err *err)
+{
+    static const busy_cuda_shape SHAPE = {128, 128, 1024, 64};
+    const ctl *c = ud;
+
+    return busy_cuda_run((uint32_t)c->gpu, &SHAPE, on_call, call_ud, err);
 }
 
 static void on_step(uint32_t done, uint32_t of)
@@ -311,10 +305,10 @@ int ctl_calibrate(const ctl *c)
 {
     ctl own = *c;
     calibrate_plan p = {.open = open_gpu,
+                        .busy = attend,
                         .ud = &own,
                         .bytes = UINT64_C(256) << 20,
                         .beside_ms = 100,
-                        .shape = {128, 128, 1024, 64},
                         .on_step = progress_wanted(c->quiet) ? on_step : NULL};
     const char *folder = c->folder != NULL ? c->folder : DEFAULT_FOLDER;
     time_t now = time(NULL);

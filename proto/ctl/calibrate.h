@@ -8,14 +8,15 @@
  * One thread, and the busy process.  Owns device, memory and process while it runs. */
 
 #include "config/copy_table.h"
+#include "kernels/device.h"
 #include "proto/ctl/busy.h"
 
 typedef struct calibrate_plan {
-    busy_open open; /* the device, in this process and in the busy one */
-    void *ud;
+    kvs_status (*open)(void *ud, device **ret, kvs_err *err);
+    busy_run busy;      /* what the busy process does; NULL: there is none */
+    void *ud;           /* of both */
     uint64_t bytes;     /* that one measurement copies, at most */
     uint32_t beside_ms; /* how long one beside the busy process takes, at least */
-    busy_shape shape;   /* of that process's calls */
     void (*on_step)(uint32_t done, uint32_t of);
 } calibrate_plan;
 

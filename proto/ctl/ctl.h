@@ -29,10 +29,10 @@ enum ctl_exit {
 
 /* The command line.  Numbers that were not given are 0, but where it says otherwise. */
 typedef struct ctl {
-    bool json, quiet, pinned, dry_run, off;
-    const char *socket, *trace, *folder; /* NULL: not given */
-    uint64_t timeout_ms, limit;          /* never "not given": main.c has their defaults */
-    uint64_t ns;                         /* CTL_NO_NS: not given */
+    bool json, quiet, pinned, dry_run, off, quick;
+    const char *socket, *trace, *svg, *engine, *folder; /* NULL: not given */
+    uint64_t timeout_ms, limit;                         /* never "not given": main.c has their defaults */
+    uint64_t ns;                                        /* CTL_NO_NS: not given */
     uint64_t blocks, layers, tokens, clients, seconds, interval, gpu;
     char **args; /* words behind the command */
     int n_args;

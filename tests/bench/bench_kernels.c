@@ -4,6 +4,9 @@
 #include <string.h>
 #include <time.h>
 
+#include <xxhash.h>
+
+#include "kernels/block_sum.h"
 #include "kernels/device.h"
 #include "kernels/mla_tile.h"
 #include "proto/layout.h"
@@ -76,7 +79,7 @@ static void bench_write(const uint8_t *rows, uint8_t *pool)
     static int64_t slots[N];
     double plain[ROUNDS], kernel[ROUNDS];
     kvs_view v = {pool + 30 * (uint64_t)PAGE, BLOCK, PAGE, BLOCKS, TOKENS, 1152, KVS_FORMAT_mla_bf16};
-    kvs_mla_write_args a = {v, rows, rows + 1024, 1152, 1152, slots, N};
+    kvs_mla_write_args a = {v, rows, rows + 1024, 1152, 1152, slots, N, 0, NULL};
     rnd r = {1};
 
     for (int i = 0; i < N; i++)
@@ -95,6 +98,35 @@ static void bench_write(const uint8_t *rows, uint8_t *pool)
         kernel[i] = now() - t1;
     }
     printf("cache write of rows, speed against memcpy         %.2f\n", median(plain) / median(kernel));
+}
+
+/* Sums of whole blocks by every instruction set beside XXH3, and of pages that are in the cache. */
+static void bench_sum(const uint8_t *blocks)
+{
+    const kvs_sum_variant *v;
+    const uint32_t n = kvs_sum_variants(&v);
+    double xxh[ROUNDS], block[ROUNDS], page[ROUNDS];
+    volatile uint64_t sink = 0;
+
+    for (uint32_t k = 0; k < n; k++) {
+        for (int i = 0; i < ROUNDS; i++) {
+            double t0 = now(), t1, t2;
+
+            for (uint64_t b = 0; b < BLOCKS; b++)
+                sink += XXH3_64bits(blocks + b * BLOCK, BLOCK);
+            t1 = now();
+            xxh[i] = t1 - t0;
+            for (uint64_t b = 0; b < BLOCKS; b++)
+                sink += v[k].words(blocks + b * BLOCK, BLOCK / 8);
+            t2 = now();
+            block[i] = t2 - t1;
+            for (int p = 0; p < LAYERS; p++)
+                sink += v[k].words(blocks, PAGE / 8);
+            page[i] = now() - t2;
+        }
+        printf("sum of blocks, %-8s against XXH3 speed        %.2f  (%.1f GB/s; in the cache %.1f GB/s)\n", v[k].name,
+               median(xxh) / median(block), 1e-9 * BLOCKS * BLOCK / median(block), 1e-9 * BLOCK / median(page));
+    }
 }
 
 /* Decode on the middle layer of 61 beside the same on a pool of one layer. */
@@ -140,6 +172,7 @@ static void bench_tiles(void)
     if (g == NULL || n > 8)
         die("memory");
     memset(g, 0, sizeof *g);
+    g->format = KVS_FORMAT_mla_bf16;
     g->n_rows = MLA_GROUP;
     g->n_tokens = MLA_TILE;
     for (uint32_t i = 0; i < MLA_GROUP; i++)
@@ -174,6 +207,7 @@ int main(void)
     memset(b, 1, (uint64_t)BLOCKS * BLOCK);
     bench_copy(d, a, b);
     bench_write(a, b);
+    bench_sum(a);
     bench_decode();
     bench_tiles();
     d->ops->close(d);

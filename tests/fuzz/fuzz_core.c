@@ -353,6 +353,7 @@ static void put_import(script *s, wire_out *o)
     wire_put_region_import_req(o, &q);
     for (uint32_t i = 0; i < q.n_maps && i < 4; i++)
         wire_put_plane_map(o, &(wire_plane_map){.fd = (uint32_t)number(s, 2),
+                                                .backend = (uint32_t)number(s, 9),
                                                 .base = number(s, 64) * 16,
                                                 .stride = number(s, 16) * 1152});
 }

@@ -35,7 +35,8 @@ bool gpu_case_init(gpu_case *g, mla_case *c)
     if (!upload(&g->pool, c->pool, c->pool_bytes) || !upload(&g->q_nope, c->q_nope, a->q_nope.token_stride * n) ||
         !upload(&g->q_pe, c->q_pe, a->q_pe.token_stride * n) || !upload(&g->out, c->out, guarded(c->out_bytes)) ||
         !upload(&g->lse, c->lse, guarded(c->lse_bytes)) || !upload(&g->lens, c->lens, a->n_seqs * sizeof *c->lens) ||
-        !upload(&g->table, c->table, table) || cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
+        !upload(&g->table, c->table, table) || !upload(&g->kv_scale, a->kv_scale, sizeof *a->kv_scale) ||
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
         return false;
     g->stream = stream;
     g->args.view.base = (uint8_t *)g->pool + (a->view.base - c->pool);
@@ -45,6 +46,7 @@ bool gpu_case_init(gpu_case *g, mla_case *c)
     g->args.lse.base = (uint8_t *)g->lse + MLA_CASE_GUARD;
     g->args.seq_len = g->lens;
     g->args.block_table = g->table;
+    g->args.kv_scale = g->kv_scale;
     g->workspace_bytes = kvs_mla_decode_cuda_workspace(&g->args);
     return cudaMalloc(&g->workspace, guarded(g->workspace_bytes)) == cudaSuccess &&
            cudaMalloc(&g->bad, 4) == cudaSuccess;
@@ -52,7 +54,7 @@ bool gpu_case_init(gpu_case *g, mla_case *c)
 
 void gpu_case_fini(gpu_case *g)
 {
-    void *all[] = {g->pool, g->q_nope, g->q_pe, g->out, g->lse, g->lens, g->table, g->workspace, g->bad};
+    void *all[] = {g->pool, g->q_nope, g->q_pe, g->out, g->lse, g->lens, g->table, g->kv_scale, g->workspace, g->bad};
 
     if (g->stream != NULL)
         (void)cudaStreamDestroy(g->stream);
@@ -89,6 +91,7 @@ kvs_status gpu_case_run_on(gpu_case *g, device_queue *q, kvs_err *err)
 
     a.seq_len = g->host->lens;
     a.block_table = g->host->table;
+    a.kv_scale = g->host->args.kv_scale;
     s = q->dev->ops->mla_decode(q, &a, &g->result, &mark, err);
     return s == KVS_OK ? q->dev->ops->wait(q, mark, err) : s;
 }

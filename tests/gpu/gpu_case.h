@@ -14,7 +14,7 @@
 typedef struct gpu_case {
     mla_case *host;
     kvs_mla_decode_args args; /* the case's, with device pointers */
-    void *pool, *q_nope, *q_pe, *out, *lse, *lens, *table, *workspace, *bad;
+    void *pool, *q_nope, *q_pe, *out, *lse, *lens, *table, *kv_scale, *workspace, *bad;
     uint64_t workspace_bytes;
     kvs_mla_decode_result result;
     void *stream;

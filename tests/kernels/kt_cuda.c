@@ -57,7 +57,8 @@ void kt_cuda_fill(void *p, int byte, uint64_t bytes)
 void kt_cuda_put(void *dev, const void *host, uint64_t bytes)
 {
     TRY(cudaMemcpy(dev, host, bytes, cudaMemcpyHostToDevice));
-    TRY(cudaDeviceSynchronize()); /* a copy from pageable memory may still be on its way, and k->stream waits for nobody */
+    /* A copy from pageable memory may still be on its way, and k->stream waits for nobody. */
+    TRY(cudaDeviceSynchronize());
 }
 
 void kt_cuda_get(const kt *k, void *host, const void *dev, uint64_t bytes)

@@ -6,8 +6,8 @@
  *   | front | slot 0 | slot 1 | ... | slot n-1 | tail |
  *   slot:   | layer 0: plane 0, gap, plane 1, gap, ... | layer 1: ... | slot_pad |      (or the last layer first)
  *
- * Every byte of it is random and compared: planes of other layers, gaps, padding of rows and pages, front and tail.  The
- * addresses here are the test's own arithmetic and not that of kernels/view.h.
+ * Every byte of it is random and compared: planes of other layers, gaps, padding of rows and pages, front and tail. 
+ * The addresses here are the test's own arithmetic and not that of kernels/view.h.
  *
  * Knows views and formats.  Single thread; memory is the case's. */
 

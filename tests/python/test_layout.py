@@ -16,6 +16,8 @@ class Layouts(unittest.TestCase):
         space = Namespace("m", "", 3, [LATENT, Plane("indexer", 0, Format.INDEXER_FP8), Plane("k", 1, Format.RAW, 5)])
         self.assertEqual([p.page_bytes for p in space.planes], [3456, 400, 16])
         self.assertEqual(space.plane_offsets, [0, 3456, 3856])
+        blockwise = [Plane("a", 0, Format.FP8_BLK584), Plane("b", 0, Format.FP8_BLK528)]
+        self.assertEqual([p.page_bytes for p in Namespace("m", "", 64, blockwise).planes], [37440, 33792])
         self.assertEqual(space.slot_bytes, 3872)
         self.assertEqual(Namespace.parse(space.canonical()), space)
 
@@ -37,6 +39,7 @@ class Layouts(unittest.TestCase):
             ("m", "", 1, [Plane("", 0, Format.RAW, 1)]), ("m", "", 1, [Plane("k", 0, Format.RAW)]),
             ("m", "", 1, [Plane("k", 0, Format.MLA_BF16, 576)]), ("m", "", 2, [Plane("k", 0, Format.RAW, 16, 16)]),
             ("m", "", 1, [Plane("k", 0, Format.RAW, 16, 24)]), ("m", "", 1, [Plane("k", 0, Format.RAW, 1, 1 << 40)]),
+            ("m", "", 64, [Plane("k", 0, Format.FP8_BLK584, 0, 37376)]),
         ):  # fmt: skip
             with self.subTest(arguments[:3]), self.assertRaises(LayoutError):
                 Namespace(*arguments)

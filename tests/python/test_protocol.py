@@ -6,6 +6,7 @@ import re
 import unittest
 
 from kvstride import wire
+from kvstride.backend import Backend, backend_of, stride_order
 from kvstride.errors import Status, WireError
 from kvstride.layout import Format, Namespace, derive_key, mla_namespace
 from kvstride.wire import Op
@@ -48,6 +49,14 @@ class Document(unittest.TestCase):
         self.assertEqual(numbers, {**Op.__members__, **Status.__members__})
         formats = re.findall(r"^\| (\d+) \| `(\w+)` \| \d*(?:yours)? *\|", TEXT[TEXT.index("## 9.") :], re.M)
         self.assertEqual({n.upper(): int(i) for i, n in formats}, dict(Format.__members__))
+
+    def test_backends(self) -> None:
+        rows = re.findall(r"^\| (\d+) \| `(\w+)` \| (blocks|layers) first \|", TEXT, re.M)
+        self.assertEqual({n: int(i) for i, n, _ in rows}, dict(Backend.__members__))
+        for _, name, first in rows:
+            self.assertEqual(stride_order(backend_of(name), True)[0], 1 if first == "blocks" else 0, name)
+            self.assertEqual(stride_order(backend_of(name), False), (0, 1, 2))
+        self.assertEqual(backend_of("MLA_COMMON"), Backend.OTHER)
 
     def test_every_operation_has_dumps(self) -> None:
         for op in Op:

@@ -405,6 +405,20 @@ static kvs_status fault_mla_decode(device_queue *dq, const kvs_mla_decode_args *
     return kernel_done(q, s, inner_mark, ret_mark, err);
 }
 
+static kvs_status fault_mla_extend(device_queue *dq, const kvs_mla_extend_args *a, kvs_mla_decode_result *ret,
+                                   uint64_t *ret_mark, kvs_err *err)
+{
+    fault_queue *q = (fault_queue *)dq;
+    kvs_status s = pass(q->base.dev, FAULT_MLA_EXTEND, err);
+    uint64_t inner_mark = 0;
+
+    if (s == KVS_OK)
+        s = run_until(q, q->mark, err);
+    if (s == KVS_OK)
+        s = q->inner->dev->ops->mla_extend(q->inner, a, ret, &inner_mark, err);
+    return kernel_done(q, s, inner_mark, ret_mark, err);
+}
+
 /* --- the device
  * ------------------------------------------------------------------------------------------------- */
 
@@ -434,6 +448,7 @@ static const device_ops fault_ops = {
     .copy = fault_copy,
     .mla_write = fault_mla_write,
     .mla_decode = fault_mla_decode,
+    .mla_extend = fault_mla_extend,
     .wait = fault_wait,
 };
 

@@ -23,6 +23,7 @@ typedef enum fault_call {
     FAULT_QUEUE_OPEN,
     FAULT_MLA_WRITE,
     FAULT_MLA_DECODE,
+    FAULT_MLA_EXTEND,
     FAULT_CALLS,
 } fault_call;
 

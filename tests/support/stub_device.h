@@ -13,7 +13,7 @@
 
 #include "kernels/device.h"
 
-enum stub_call { STUB_OPEN, STUB_COPY, STUB_WAIT, STUB_WRITE, STUB_DECODE, STUB_CALLS };
+enum stub_call { STUB_OPEN, STUB_COPY, STUB_WAIT, STUB_WRITE, STUB_DECODE, STUB_EXTEND, STUB_CALLS };
 enum { STUB_MAX_FAULTS = 8, STUB_MAX_RECORDED = 4096 };
 
 typedef struct stub_fault {

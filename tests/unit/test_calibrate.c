@@ -4,6 +4,7 @@
 #include <criterion/criterion.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/support/fault_device.h"
 
@@ -19,6 +20,15 @@ static kvs_status open_cpu(void *ud, device **ret, kvs_err *err)
 {
     (void)ud;
     return device_cpu_open(ret, err);
+}
+
+static kvs_status count(void *ud, bool (*on_call)(void *call_ud), void *call_ud, kvs_err *err)
+{
+    (void)ud;
+    (void)err;
+    while (on_call(call_ud))
+        (void)usleep(10);
+    return KVS_OK;
 }
 
 static calibrate_plan plan(void)
@@ -60,7 +70,7 @@ Test(calibrate, measures_beside_a_second_process)
     copy_table t;
     kvs_err err = {0};
 
-    p.shape = (busy_shape){1, 1, 1, 1};
+    p.busy = count;
     cr_assert_eq(calibrate_measure(&p, &t, &err), KVS_OK, "%s", err.msg);
     expect_rows(&t, true);
 }
@@ -121,16 +131,33 @@ Test(calibrate, gives_back_everything_wherever_it_fails)
     }
 }
 
+static kvs_status ail(void *ud, bool (*on_call)(void *call_ud), void *call_ud, kvs_err *err)
+{
+    (void)ud;
+    (void)on_call;
+    (void)call_ud;
+    return kvs_fail(err, KVS_E_DEVICE, "feels unwell");
+}
+
+static kvs_status vanish(void *ud, bool (*on_call)(void *call_ud), void *call_ud, kvs_err *err)
+{
+    (void)ud;
+    (void)on_call;
+    (void)call_ud;
+    (void)err;
+    return KVS_OK;
+}
+
 Test(calibrate, says_what_ails_the_second_process)
 {
-    trouble t = {FAULT_MLA_DECODE, 1};
     calibrate_plan p = plan();
     copy_table table;
     kvs_err err = {0};
 
-    p.open = open_faulty;
-    p.ud = &t;
-    p.shape = (busy_shape){1, 1, 1, 1};
+    p.busy = ail;
     cr_assert_eq(calibrate_measure(&p, &table, &err), KVS_E_DEVICE);
-    cr_assert(strncmp(err.msg, "busy process: fault device", 26) == 0, "%s", err.msg);
+    cr_assert_str_eq(err.msg, "busy process: feels unwell");
+    p.busy = vanish;
+    cr_assert_eq(calibrate_measure(&p, &table, &err), KVS_E_SYS);
+    cr_assert_str_eq(err.msg, "busy process: it has ended");
 }

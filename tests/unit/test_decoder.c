@@ -59,7 +59,7 @@ static task *make(unsigned t, uint32_t n)
     k->job.job.signal_counter = t;
     k->job.job.signal_value = 1;
     for (uint32_t i = 0; i < n; i++) {
-        k->calls[i].is_write = i % 2 == 0;
+        k->calls[i].kind = i % 2 == 0 ? DECODER_WRITE : DECODER_DECODE;
         if (i % 2 != 0)
             k->calls[i].args.decode.parts = 10 + i;
     }

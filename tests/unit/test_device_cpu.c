@@ -30,10 +30,12 @@ static const device_how BY_ENGINE = {DEVICE_BY_ENGINE, 0};
 
 /* The device's calls land here first: an old kernel and a full machine can be had without either. */
 static int populate_errno, fallocate_errno;
+static unsigned n_read; /* MADV_POPULATE_READ */
 
 int madvise(void *p, size_t bytes, int advice)
 {
-    if (advice == MADV_POPULATE_WRITE && populate_errno != 0) {
+    n_read += advice == MADV_POPULATE_READ;
+    if ((advice == MADV_POPULATE_WRITE || advice == MADV_POPULATE_READ) && populate_errno != 0) {
         errno = populate_errno;
         return -1;
     }
@@ -309,7 +311,11 @@ static void registers_and_keeps_content(int with_errno)
     cr_assert_eq(resident(p + 255 * PAGE, 1), 0);
     for (int i = 0; i < 255 * PAGE; i++)
         cr_assert_eq(p[i], i == 5 * PAGE + 17 ? 99 : 0);
+    cr_assert_eq(n_read, 0, "new pages are made by writing");
     cr_assert_eq(d->ops->host_register(d, p, 255 * PAGE - 1, NULL), KVS_OK, "again is fine");
+    cr_assert_eq(n_read, 1, "pages that are there are only mapped");
+    p[7 * PAGE] = 1;
+    cr_assert_eq(p[5 * PAGE + 17], 99);
     d->ops->host_unregister(d, p, 255 * PAGE - 1);
     (void)munmap(p, 256 * PAGE);
     (void)close(fd);
@@ -404,8 +410,8 @@ Test(device_cpu, decodes_and_writes_through_the_table)
     cr_assert(result.parts == 1 && result.kernel == KVS_KERNEL_MLA_DECODE_C && result.bad == 0);
 
     memset(row, 0x11, sizeof row);
-    cr_assert_eq(d->ops->mla_write(q, &(kvs_mla_write_args){c.args.view, row, row + 1024, 1024, 128, slots, 1}, &bad,
-                                   &mark, NULL),
+    cr_assert_eq(d->ops->mla_write(q, &(kvs_mla_write_args){c.args.view, row, row + 1024, 1024, 128, slots, 1, 0, NULL},
+                                   &bad, &mark, NULL),
                  KVS_OK);
     cr_assert_eq(memcmp(kvs_view_row(&c.args.view, 0, 3, KVS_SITE_NONE), row, sizeof row), 0);
 

@@ -131,7 +131,13 @@ Test(layout, mla_helper_fills_one_plane_a_layer)
     cr_assert_eq(ns.planes[0].page_bytes, 656);
     cr_assert_str_eq(ns.weights, "");
     cr_assert_eq(kvs_namespace_mla("m", NULL, KVS_FORMAT_fp8_blk584, 1, 3, planes, &ns, NULL), KVS_OK);
-    cr_assert_eq(ns.planes[0].page_bytes, 1760); /* 1752, rounded up to 16 */
+    cr_assert_eq(ns.planes[0].page_bytes, 2304); /* 1752, rounded up to 576 */
+    cr_assert_eq(kvs_namespace_mla("m", NULL, KVS_FORMAT_fp8_blk584, 1, 64, planes, &ns, NULL), KVS_OK);
+    cr_assert_eq(ns.planes[0].page_bytes, 37440);
+    cr_assert_eq(kvs_namespace_mla("m", NULL, KVS_FORMAT_fp8_blk528, 1, 64, planes, &ns, NULL), KVS_OK);
+    cr_assert_eq(ns.planes[0].page_bytes, 33792);
+    planes[0].page_bytes = 33808;
+    expect_refused(&ns, KVS_E_INVALID, "plane 0 page_bytes: 33808 is not a multiple of 512");
 }
 
 Test(layout, mla_helper_refuses_what_is_not_mla)

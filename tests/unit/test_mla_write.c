@@ -39,7 +39,9 @@ static void fixture_init(fixture *f, uint32_t n_layers, uint32_t layer, uint32_t
                                    pitch,
                                    rope_pitch,
                                    f->slots,
-                                   0};
+                                   0,
+                                   0,
+                                   NULL};
 }
 
 static void fixture_fini(fixture *f)
@@ -191,8 +193,15 @@ Test(mla_write, refuses_bad_arguments_before_any_byte_is_written)
     a.slot_mapping = NULL;
     refuses(&a, &f, KVS_E_INVALID, "slot_mapping");
     a = f.args;
+    a.view.format = KVS_FORMAT_indexer_fp8;
+    refuses(&a, &f, KVS_E_UNSUPPORTED, "format: 5");
+    a.view.format = KVS_FORMAT_mla_fp8;
+    refuses(&a, &f, KVS_E_UNSUPPORTED, "src_type: 0");
+    a.src_type = KVS_VALUE_BF16;
+    refuses(&a, &f, KVS_E_INVALID, "scale");
     a.view.format = KVS_FORMAT_fp8_ds_mla;
-    refuses(&a, &f, KVS_E_UNSUPPORTED, "format: 4");
+    a.src_type = KVS_VALUE_FP16;
+    refuses(&a, &f, KVS_E_UNSUPPORTED, "src_type: 2 cannot be written as fp8_ds_mla");
     a = f.args;
     a.view.block_stride += 2;
     refuses(&a, &f, KVS_E_INVALID, "block_stride");

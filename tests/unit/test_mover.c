@@ -389,6 +389,25 @@ Test(mover, does_not_join_blocks_that_are_neighbours_on_both_sides)
     end();
 }
 
+Test(mover, joins_neighbours_of_one_run)
+{
+    task *k;
+
+    start(DEVICE_STORE, true, PLANES, PAGE);
+    k = make(0, 0, SLOTS);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        k->items[i].run = i < 4 ? 1 : 2;
+    k->items[6].host = host + 7 * BLOCK; /* 6 and 7 change places on one side */
+    k->items[7].host = host + 6 * BLOCK;
+    submit(k);
+    cr_assert(sink_run_until(&done, 1));
+    cr_assert_eq(stub_count(&dev, STUB_COPY), 1);
+    cr_assert_eq(dev.batch_copies[0], 4, "0 to 3, 4 and 5, 6, 7");
+    for (uint32_t i = 0; i < SLOTS; i++)
+        cr_assert(same_block(i < 6 ? i : 13 - i, i));
+    end();
+}
+
 Test(mover, joins_pages_of_a_block_that_are_neighbours_on_both_sides)
 {
     start(DEVICE_STORE, true, PLANES, PAGE);

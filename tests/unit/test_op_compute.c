@@ -64,7 +64,9 @@ static void fill(uint8_t *at, uint64_t n, float v)
 typedef struct write_case {
     uint32_t plane, n_tokens, signal; /* signal: counter plus one */
     const int64_t *mapping;
-    uint64_t kv_c, kv_c_stride;
+    uint64_t kv_c, kv_c_stride, k_pe_stride; /* k_pe_stride 0: 128 */
+    uint32_t src_type;
+    float kv_scale;
 } write_case;
 
 static fx_body *write_body(const world *w, const write_case *x)
@@ -78,7 +80,9 @@ static fx_body *write_body(const world *w, const write_case *x)
                                                   .after_counter = WIRE_NONE32,
                                                   .signal_counter = x->signal - 1,
                                                   .signal_value = 1});
-    wire_put_write_call(&b->out, &(wire_write_call){x->plane, w->s.id, x->kv_c, x->kv_c_stride, K_PE, 128});
+    wire_put_write_call(&b->out,
+                        &(wire_write_call){x->plane, w->s.id, x->kv_c, x->kv_c_stride, K_PE,
+                                           x->k_pe_stride > 0 ? x->k_pe_stride : 128, x->src_type, x->kv_scale});
     for (uint32_t i = 0; i < x->n_tokens; i++)
         wire_put_u64(&b->out, (uint64_t)x->mapping[i]);
     return b;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/backend.h"
 #include "tests/support/random.h"
 
 /* Slot states, holds and maps of a region without memory. */
@@ -278,7 +279,12 @@ static const map_case cases[] = {
     {"base of 2^40", 1, 3, 1, {0, 0, UINT64_C(1) << 40, 9216}, KVS_E_INVALID},
     {"stride of 2^40", 1, 3, 1, {0, 0, 0, UINT64_C(1) << 40}, KVS_E_INVALID},
     {"stride of -16", 1, 3, 1, {0, 0, 0, UINT64_MAX - 15}, KVS_E_INVALID},
-    {"reserved", 1, 3, 1, {0, 1, 0, 9216}, KVS_E_INVALID},
+    {"verified backend, whole blocks", 1, 3, 1, {0, KVS_BACKEND_FLASHMLA, 0, 9216}, KVS_OK},
+    {"another backend, whole blocks", 1, 3, 1, {0, KVS_BACKEND_OTHER, 0, 9216}, KVS_E_UNSUPPORTED},
+    {"another backend, overridden", 1, 3, 1, {0, KVS_BACKEND_OTHER | KVS_BACKEND_OVERRIDE, 0, 9216}, KVS_OK},
+    {"another backend, one tensor a layer", 2, 3, 1, {0, KVS_BACKEND_OTHER, 0, 4608}, KVS_OK},
+    {"another backend, layers of whole blocks", 2, 3, 1, {0, KVS_BACKEND_OTHER, 0, 9216}, KVS_E_UNSUPPORTED},
+    {"no backend of that number", 1, 3, 1, {0, KVS_BACKEND_OTHER + 1, 0, 9216}, KVS_E_INVALID},
 };
 
 Test(region, plane_maps_out_of_range_are_refused_with_the_map_named, .init = setup)
@@ -291,6 +297,17 @@ Test(region, plane_maps_out_of_range_are_refused_with_the_map_named, .init = set
         cr_assert_eq(region_maps_check(&ns, c->n_slots, maps, c->n_maps, c->n_fds, false, &err), c->right, "%s: %s",
                      c->what, err.msg);
     }
+}
+
+Test(region, an_unverified_backend_is_named_with_its_plane_and_numbers, .init = setup)
+{
+    wire_plane_map maps[2] = {{0, KVS_BACKEND_OTHER, 0, 4608}, {0, KVS_BACKEND_OTHER, 4608, 9216}};
+    kvs_err err = {0};
+
+    cr_assert_eq(region_maps_check(&ns, 3, maps, 2, 1, false, &err), KVS_E_UNSUPPORTED);
+    cr_assert_str_eq(err.msg,
+                     "map 1: backend OTHER: plane latent of layer 1: stride 9216, page 4608: not verified across "
+                     "layers; one tensor a layer, or override");
 }
 
 Test(region, a_contiguous_map_puts_planes_behind_one_another, .init = setup)

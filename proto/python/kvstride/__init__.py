@@ -1,5 +1,6 @@
 """A client of kvstrided, the KV-cache offload daemon, in plain Python. See README.md beside this package."""
 
+from .backend import BACKEND_OVERRIDE, Backend, backend_of, stride_order
 from .client import (
     ABSENT, LOAD_NO_COPY, LOAD_SHARED, NO_SYNC, READY, WATCH_REMOVED, WATCH_RESET, WATCH_STORED, WRITING, CallResult,
     Client, Counters, DecodeCall, Entry, Event, Health, Hello, Lease, LoadResult, Lookup, Opened, Pending, Reset,

@@ -55,6 +55,9 @@ ROW_BYTES: dict[Format, int] = {
 }
 """Bytes a token, where the format fixes them."""
 
+PAGE_ALIGN: dict[Format, int] = {Format.FP8_BLK584: 576, Format.FP8_BLK528: 512}
+"""What a plane's `page_bytes` is a multiple of, where that is not 16."""
+
 _ALIASES = {
     "bf16": Format.MLA_BF16,
     "bfloat16": Format.MLA_BF16,
@@ -88,7 +91,7 @@ class Shard(IntEnum):
 @dataclass(frozen=True)
 class Plane:
     """One plane of a block. `row_bytes`: bytes a token, 0: the format's own; `page_bytes`: bytes of the plane in a
-    block, 0: the least multiple of 16 that holds its rows (filled in by `Namespace`)."""
+    block, 0: the least multiple of 16 (`PAGE_ALIGN`) that holds its rows (filled in by `Namespace`)."""
 
     name: str
     layer: int
@@ -139,10 +142,11 @@ class Namespace:
         if fixed and row != fixed:
             raise LayoutError(f"{plane.name}.row_bytes {row}: format {plane.format.name} has {fixed}")
         rows = row * self.tokens_per_block
-        page = plane.page_bytes or rows + -rows % 16
+        align = PAGE_ALIGN.get(plane.format, 16)
+        page = plane.page_bytes or rows + -rows % align
         _within(f"{plane.name}.page_bytes", page, 16, MAX_BYTES - 16)
-        if page % 16 or page < rows:
-            raise LayoutError(f"{plane.name}.page_bytes {page}: a multiple of 16, at least {rows}")
+        if page % align or page < rows:
+            raise LayoutError(f"{plane.name}.page_bytes {page}: a multiple of {align}, at least {rows}")
         return Plane(plane.name, plane.layer, Format(plane.format), row, page)
 
     @property

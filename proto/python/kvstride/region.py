@@ -24,11 +24,13 @@ ANY_SLOT = Slot(NONE, 0)
 
 class PlaneMap(NamedTuple):
     """Where one plane (or the whole block) of slot 0 lies: `base` bytes into descriptor number `fd`; slot s lies
-    `s * stride` bytes behind. Both are multiples of 16."""
+    `s * stride` bytes behind. Both are multiples of 16. `backend`: who attends to it, a `Backend`, perhaps
+    `| BACKEND_OVERRIDE`; 0: code of your own that takes every stride as it is given."""
 
     fd: int
     base: int
     stride: int
+    backend: int = 0
 
 
 class _Segment(NamedTuple):

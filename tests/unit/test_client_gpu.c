@@ -906,6 +906,33 @@ Test(client_gpu, no_stream_hangs_when_the_daemon_dies)
     end(&e);
 }
 
+Test(client_gpu, pages_of_many_lives_stay_where_a_stream_may_look_at_them)
+{
+    enum { LIVES = 20 }; /* more pages than a client without streams keeps */
+    static engine e;
+    atomic_int gate = 0;
+    kvs_mark mark;
+
+    if (!begin(&e))
+        return;
+    gpu.hold(e.stream, &gate);
+    for (uint64_t life = 1; life <= LIVES; life++) {
+        OK(kvs_stream_signal(e.ks, &mark, &err)); /* is still to come when the last page is made */
+        cr_assert_eq(mark.value, life);
+        fake_stop(&e.f);
+        fake_start(&e.f);
+        OK(kvs_wait_up(e.c, life, 0, &err));
+    }
+    cr_assert_eq(gpu.calls("cuMemHostRegister_v2"), LIVES);
+    cr_assert_eq(gpu.calls("cuMemHostUnregister"), 0);
+    gate = 1;
+    drain(&e);
+    kvs_close(e.c);
+    e.c = NULL;
+    cr_assert_eq(gpu.calls("cuMemHostUnregister"), LIVES);
+    end(&e);
+}
+
 Test(client_gpu, closing_under_a_stream_that_stands_still_takes_no_memory_from_it)
 {
     static engine e;
@@ -940,7 +967,12 @@ Test(client_gpu, streams_have_counters_of_their_own)
     FAILS(KVS_E_RANGE, kvs_stream_open(e.c, e.stream, 0, 0, &a, &err));
     FAILS(KVS_E_BUSY, kvs_stream_open(e.c, e.stream, COUNTER + ENTRIES - 1, 1, &a, &err));
     OK(kvs_stream_open(e.c, e.stream, COUNTER + ENTRIES, 1, &a, &err));
+    gpu.fail("cuMemHostRegister_v2", 1, DEVICE);
+    FAILS(KVS_E_DEVICE, kvs_stream_signal(a, &first, &err));
+    gpu.fail("cuStreamGetCtx", 1, DEVICE);
+    FAILS(KVS_E_DEVICE, kvs_stream_signal(a, &first, &err));
     OK(kvs_stream_signal(a, &first, &err));
+    cr_assert_eq(first.value, 1, "what failed has used no number");
     drain(&e);
     kvs_stream_close(a);
     OK(kvs_stream_open(e.c, e.stream, COUNTER + ENTRIES, 1, &b, &err));

@@ -479,6 +479,35 @@ static void *open_gate(void *gate)
     return NULL;
 }
 
+/* The stream stands still, so the scatters do; the loads behind them want the same staging slots. */
+Test(client_gpu, a_load_leaves_slots_alone_that_are_still_to_be_scattered)
+{
+    static engine e;
+    atomic_int gate = 0;
+    kvs_pack_move m;
+    kvs_request *r;
+
+    if (!begin_pack(&e))
+        return;
+    m = move_of(&e, 1, 20);
+    for (uint32_t i = 0; i < 20; i++)
+        for (uint32_t p = 0; p < PLANES; p++)
+            memset((uint8_t *)e.tensors[p].base + e.blocks[i] * e.tensors[p].stride, (int)(0x10 + i),
+                   e.planes[p].page_bytes);
+    OK(run(&e, &m, false));
+    fill_now(&e, 0);
+    m.stream = e.ks;
+    gpu.hold(e.stream, &gate);
+    OK(kvs_pack_load(e.pack, &m, &r, 0, &err));
+    nap_ms(60);
+    cr_assert_eq(count_of(&e, 20, 0), 20);
+    gate = 1;
+    OK(finish(r));
+    for (uint32_t i = 0; i < 20; i++)
+        cr_assert(is_pure(&e, i, (uint8_t)(0x10 + i)), "block %u has the bytes of another", i);
+    end(&e);
+}
+
 Test(client_gpu, without_a_stream_the_library_waits_for_the_gpu)
 {
     static engine e;

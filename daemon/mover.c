@@ -15,7 +15,8 @@ enum {
     ENGINE_COPIES = 256, /* of a batch */
     KERNEL_COPIES = 1024,
     SHARED_BLOCKS = 2,
-    SUM_THREADS = 10, /* some 8 GB/s each, from memory */
+    FULL_BATCHES = 16, /* of a job, from which on its batches are no shorter for being its first ones */
+    SUM_THREADS = 10,  /* some 8 GB/s each, from memory */
 };
 /* Where batches are queued ahead, a job begins and ends with small ones: the first is on its way at once, and not much is
  * left to do when the last has landed. */
@@ -172,7 +173,7 @@ static uint64_t size_batch(const run *r)
     const mover_job *j = r->j;
     uint64_t most = r->m->now.batch_bytes, all = j->n_items * j->map->slot_bytes, left = all - j->queued_bytes;
     uint64_t last = r->m->sums != NULL && j->checksum && all > LAST_BYTES ? LAST_SUMMED : LAST_BYTES;
-    uint64_t first = j->n_batches < 16 ? FIRST_BYTES << j->n_batches : most;
+    uint64_t first = j->n_batches < FULL_BATCHES ? FIRST_BYTES << j->n_batches : most;
 
     if (r->m->depth == 1)
         return most;
@@ -355,6 +356,8 @@ static void queue_next(mover *m, uint32_t flying, uint32_t depth)
 
     if (j == NULL)
         return;
+    if (j->n_batches == 0)
+        j->n_batches = FULL_BATCHES; /* nothing waits for its first bytes */
     r.at = j->at;
     while (flying + j->n_flying < depth && may_submit(&r, depth) && !j->items[r.at.item].verify) /* that takes long */
         submit(&r);

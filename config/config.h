@@ -63,6 +63,14 @@ enum {
          "daemon regions (device slots and scratch), all clients together")                                            \
     SIZE(device_max_import_bytes, "device.max_import_bytes", CONFIG_GIB(64), 0, CONFIG_TIB(4), true,                   \
          "engine memory that one client may import")                                                                   \
+    WORD(mover_path, "mover.path", "auto", "auto|engine|kernel", true,                                                 \
+         "what copies blocks on a GPU: its copy engines, a kernel, or for each size what the calibration says")        \
+    INT(mover_kernel_blocks, "mover.kernel_blocks", 0, 0, 1024, "thread blocks", true,                                 \
+        "most that a copy by kernel takes at once; 0 = what the calibration found to be enough")                       \
+    SIZE(mover_batch_bytes, "mover.batch_bytes", CONFIG_MIB(32), CONFIG_KIB(64), CONFIG_GIB(1), true,                  \
+         "bytes that are handed to a device at once; more urgent work waits for one or two such batches")              \
+    PATH(mover_calibration, "mover.calibration", "/var/lib/kvstrided", true,                                           \
+         "folder of the tables that kvstridectl calibrate makes")                                                      \
     INT(max_clients, "limits.max_clients", 256, 1, 65536, "connections", true,                                         \
         "client connections of each tenant; the admin socket has 8 places besides")                                    \
     SIZE(max_body_bytes, "limits.max_body_bytes", CONFIG_MIB(1), CONFIG_KIB(4), CONFIG_MIB(16), false,                 \

@@ -345,6 +345,39 @@ static void share_link(const core *c, uint32_t tenant, uint32_t share)
     }
 }
 
+/* What the configuration and the card's table say of copies. */
+static void set_mover(const core *c, const core_device *d, int dir)
+{
+    const copy_table *table = d->calibration.is_measured ? &d->calibration.table : NULL;
+    mover_settings s = {.batch_bytes = (uint64_t)c->config->mover_batch_bytes};
+
+    route_rules_make(&s.rules, c->config, table, dir, d->dev->ops->copies_by_kernel);
+    mover_set(dir == 0 ? d->load : d->store, &s);
+}
+
+static void set_movers(core *c)
+{
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        calibration_read(&c->devices[i].calibration, c->config, c->devices[i].dev);
+        set_mover(c, &c->devices[i], 0);
+        set_mover(c, &c->devices[i], 1);
+    }
+}
+
+static void log_calibration(const core *c)
+{
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        const core_device *d = &c->devices[i];
+        const calibration *x = &d->calibration;
+        char why[2 * KVS_ERR_MSG_BYTES];
+
+        if (d->dev->ops->copies_by_kernel)
+            log_event(LOG_LEVEL_INFO, "calibration", " device=%s decides=%s date=%s reason=%s", d->name,
+                      calibration_source(x, c->config, d->dev), x->is_measured ? x->table.date : "-",
+                      log_quote(why, sizeof(why), x->why, strlen(x->why)));
+    }
+}
+
 static void limit_tenants(core *c)
 {
     for (uint32_t t = 0; t < c->config->n_tenants; t++) {
@@ -370,6 +403,8 @@ void core_reloaded(core *c, kvs_status s, const kvs_err *err)
 void core_configured(core *c)
 {
     limit_tenants(c);
+    set_movers(c);
+    log_calibration(c);
     c->step_due = true; /* somebody may be above a quota now */
     c->resize_due = true;
     resize_next(c);
@@ -461,6 +496,8 @@ kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, ui
         return s;
     }
     limit_tenants(c);
+    set_movers(c);
+    log_calibration(c);
     c->step_due = pool_adopted(c->pool)->adopted; /* what came back may be above a quota that was lowered meanwhile */
     grow_next(c);
     *ret = c;
@@ -635,6 +672,7 @@ static void add_moved(mover_stats *to, const mover_stats *s)
     to->jobs += s->jobs;
     to->blocks += s->blocks;
     to->bytes += s->bytes;
+    to->kernel_bytes += s->kernel_bytes;
     to->busy_us += s->busy_us;
     to->failed += s->failed;
     to->queued += s->queued;

@@ -16,6 +16,7 @@
  * A request that is OUT keeps its credit, its slots' uses and its place in the table until its jobs are back,
  * answered or not.  CANCELs wait on the target's list and are answered by its end. */
 
+#include "daemon/calibration.h"
 #include "daemon/decoder.h"
 #include "daemon/directory.h"
 #include "daemon/metrics.h"
@@ -213,6 +214,7 @@ typedef struct core_device {
     device *dev;   /* borrowed */
     char name[16]; /* "cpu", "cuda"; of several: "cuda0", "cuda1" */
     device_about about;
+    calibration calibration; /* of the copies that load and store make */
     mover *load, *store;
     decoder *decoder; /* the workers are NULL once the core has stopped */
 } core_device;

@@ -1,12 +1,31 @@
 #include "daemon/mailbox.h"
 
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
+#include <time.h>
+
+#include "daemon/thread.h"
+
+enum {
+    SOON_US = 400, /* that the loop stays awake for a post that was announced: twice what it may take */
+    /* After that, for a while, it sleeps in short steps: a processor that has slept for milliseconds is 60 us away. */
+    DOZE_STEP_NS = 150000,
+    DOZE_US = 30000,
+};
 
 struct mailbox {
     uv_async_t wake;
+    uv_idle_t no_wait; /* while active, the loop looks and does not wait */
+    unsigned n_handles;
+    bool may_spin;
+    _Atomic uint64_t soon_until_us;
     uv_mutex_t lock;
     work *head, **tail; /* posted; under the lock */
-    work *ready;        /* taken by the loop, not yet run */
+    _Atomic bool
+        mail;    /* head is not NULL: spares the lock, which a thread that posts must not find taken again and again */
+    work *ready; /* taken by the loop, not yet run */
 };
 
 static void post(void *ud, work *w)
@@ -17,13 +36,54 @@ static void post(void *ud, work *w)
     uv_mutex_lock(&m->lock);
     *m->tail = w;
     m->tail = &w->next;
+    atomic_store_explicit(&m->mail, true, memory_order_release);
     uv_mutex_unlock(&m->lock);
     (void)uv_async_send(&m->wake); /* fails only for a handle that is no async */
 }
 
+static void soon(void *ud)
+{
+    mailbox *m = ud;
+
+    if (!m->may_spin)
+        return;
+    atomic_store_explicit(&m->soon_until_us, uv_hrtime() / 1000 + SOON_US, memory_order_relaxed);
+    (void)uv_async_send(&m->wake);
+}
+
+static void on_no_wait(uv_idle_t *h);
+
+/* A short sleep that any event ends, unless somebody else keeps the loop going as well. */
+static void doze(mailbox *m)
+{
+    struct pollfd p = {.fd = uv_backend_fd(m->wake.loop), .events = POLLIN};
+    struct timespec step = {0, DOZE_STEP_NS};
+
+    (void)uv_idle_stop(&m->no_wait);
+    if (uv_backend_timeout(m->wake.loop) != 0)
+        (void)ppoll(&p, 1, &step, NULL);
+    (void)uv_idle_start(&m->no_wait, on_no_wait);
+}
+
+static void on_no_wait(uv_idle_t *h)
+{
+    mailbox *m = h->data;
+    uint64_t until = atomic_load_explicit(&m->soon_until_us, memory_order_relaxed), now = uv_hrtime() / 1000;
+
+    mailbox_drain(m); /* without waiting for the wake-up, which is one more turn away */
+    if (now >= until + DOZE_US)
+        (void)uv_idle_stop(&m->no_wait);
+    else if (now >= until)
+        doze(m);
+}
+
 static void on_wake(uv_async_t *h)
 {
-    mailbox_drain(h->data);
+    mailbox *m = h->data;
+
+    mailbox_drain(m);
+    if (uv_hrtime() / 1000 < atomic_load_explicit(&m->soon_until_us, memory_order_relaxed))
+        (void)uv_idle_start(&m->no_wait, on_no_wait);
 }
 
 kvs_status mailbox_create(mailbox **ret, uv_loop_t *loop, kvs_err *err)
@@ -45,22 +105,27 @@ kvs_status mailbox_create(mailbox **ret, uv_loop_t *loop, kvs_err *err)
         free(m);
         return kvs_fail(err, KVS_E_SYS, "mailbox: wake-up: %s", uv_strerror(rc));
     }
-    m->wake.data = m;
+    (void)uv_idle_init(loop, &m->no_wait);
+    m->wake.data = m->no_wait.data = m;
+    m->n_handles = 2;
+    m->may_spin = thread_may_spin();
     *ret = m;
     return KVS_OK;
 }
 
 work_sink mailbox_sink(mailbox *m)
 {
-    return (work_sink){post, m};
+    return (work_sink){.post = post, .ud = m, .soon = soon};
 }
 
 void mailbox_drain(mailbox *m)
 {
     work *w;
 
-    if (m->ready == NULL) { /* else: called from an on_done; go on with what is already taken, in order */
+    /* else: called from an on_done; go on with what is already taken, in order */
+    if (m->ready == NULL && atomic_load_explicit(&m->mail, memory_order_acquire)) {
         uv_mutex_lock(&m->lock);
+        atomic_store_explicit(&m->mail, false, memory_order_relaxed);
         m->ready = m->head;
         m->head = NULL;
         m->tail = &m->head;
@@ -76,6 +141,8 @@ static void on_closed(uv_handle_t *h)
 {
     mailbox *m = h->data;
 
+    if (--m->n_handles > 0)
+        return;
     uv_mutex_destroy(&m->lock);
     free(m);
 }
@@ -85,5 +152,6 @@ void mailbox_close(mailbox *m)
     if (m == NULL)
         return;
     mailbox_drain(m);
+    uv_close((uv_handle_t *)&m->no_wait, on_closed);
     uv_close((uv_handle_t *)&m->wake, on_closed);
 }

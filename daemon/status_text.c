@@ -110,10 +110,24 @@ static void put_mover(const mover_stats *s, const char *name, json_writer *w)
     json_put_u64(w, "blocks", s->blocks);
     json_put_u64(w, "bytes", s->bytes);
     json_put_double(w, "gb", (double)s->bytes / 1e9);
+    json_put_u64(w, "kernel_bytes", s->kernel_bytes);
     json_put_u64(w, "busy_us", s->busy_us);
     json_put_u64(w, "failed", s->failed);
     json_put_u64(w, "queued", s->queued);
     json_put_u64(w, "oldest_us", s->oldest_us);
+    json_end(w);
+}
+
+static void put_calibration(const core *c, const core_device *d, json_writer *w)
+{
+    const calibration *x = &d->calibration;
+
+    json_begin_object(w, "calibration");
+    json_put_string(w, "path", c->config->mover_path);
+    json_put_string(w, "decides", calibration_source(x, c->config, d->dev));
+    json_put_string(w, "why_not_table", x->why);
+    if (x->is_measured)
+        copy_table_put(&x->table, w);
     json_end(w);
 }
 
@@ -190,6 +204,7 @@ static void put_devices(const core *c, json_writer *w)
         put_about(&c->devices[i].about, w);
         json_put_u64(w, "region_bytes", region_bytes_of(c, i));
         put_work(&x, w);
+        put_calibration(c, &c->devices[i], w);
         json_end(w);
     }
     json_end(w);

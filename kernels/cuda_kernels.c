@@ -7,7 +7,9 @@ kvs_status kvs_kernels_init(kvs_err *err)
 {
     kvs_status s = kvs_mla_write_cuda_init(err);
 
-    return s == KVS_OK ? kvs_mla_decode_cuda_init(err) : s;
+    if (s == KVS_OK)
+        s = kvs_mla_decode_cuda_init(err);
+    return s == KVS_OK ? kvs_page_copy_cuda_init(err) : s;
 }
 #else
 typedef int kvs_no_cuda_kernels; /* a translation unit holds a declaration */

@@ -21,6 +21,7 @@ kvs_status kvs_indexer_gather_cuda_init(kvs_err *err);
 kvs_status kvs_blockwise_write_cuda_init(kvs_err *err);
 kvs_status kvs_blockwise_gather_cuda_init(kvs_err *err);
 kvs_status kvs_kv_write_cuda_init(kvs_err *err);
+kvs_status kvs_page_copy_cuda_init(kvs_err *err);
 
 #ifdef __cplusplus
 }

@@ -3,7 +3,8 @@
  *
  * Marks are numbers; mark m has event m % MARKS.  At most MARKS are open: giving out another one waits for the oldest.
  * A kernel call's small inputs (lengths, tables, slots) travel through one pinned buffer, so that a second call waits
- * for the first one to end. */
+ * for the first one to end.  Copies by kernel read their list of pieces from one of LISTS pinned lists, in turn: the next
+ * use of one waits for the launch that read it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,10 +14,13 @@
 #include "kernels/cuda_error.h"
 #include "kernels/kernels_cuda.h"
 #include "kernels/mla_check.h"
+#include "kernels/page_copy.h"
 
 enum {
     MARKS = 64,
-    BATCH = 256,      /* copies of one driver call */
+    BATCH = 256, /* copies of one driver call */
+    LISTS = 4,   /* of pieces for the copy kernel */
+    WARM_BYTES = 16,
     SPIN_NS = 300000, /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
     EARLY_NS = 80000, /* a timer may come that much too late */
     BYTES_A_NS = 55,  /* of a copy, at best: it is not worth looking before */
@@ -27,6 +31,7 @@ enum {
 
 typedef struct cuda_queue {
     device_queue base;
+    device_dir dir;
     cudaStream_t stream;
     cudaEvent_t events[MARKS];
     uint64_t given, reached;
@@ -36,6 +41,10 @@ typedef struct cuda_queue {
     void *dsts[BATCH];
     const void *srcs[BATCH];
     size_t sizes[BATCH];
+    kvs_page_piece *lists; /* pinned, [LISTS][KVS_PAGE_COPY_PIECES]; of a queue that copies */
+    void *scratch;         /* WARM_BYTES of device memory beside the lists */
+    uint64_t list_marks[LISTS];
+    uint32_t next_list;
     uint8_t *input, *dev_input; /* pinned and device: HEAD_BYTES, then what the call brings */
     uint64_t input_bytes;
     void *workspace;
@@ -150,6 +159,8 @@ void cuda_queue_close(device_queue *dq)
     for (int i = 0; i < MARKS; i++)
         if (q->events[i] != NULL)
             (void)cudaEventDestroy(q->events[i]);
+    (void)cudaFreeHost(q->lists);
+    (void)cudaFree(q->scratch);
     (void)cudaFreeHost(q->input);
     (void)cudaFree(q->dev_input);
     (void)cudaFree(q->workspace);
@@ -164,16 +175,21 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
     cuda_queue *q;
     cudaError_t e;
 
-    (void)dir;
     if (s != KVS_OK)
         return s;
     q = calloc(1, sizeof *q);
     if (q == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "queue_open: no memory for %zu bytes", sizeof *q);
     q->base.dev = base;
+    q->dir = dir;
     e = cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking);
     for (int i = 0; i < MARKS && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&q->events[i], cudaEventBlockingSync | cudaEventDisableTiming);
+    if (e == cudaSuccess && dir != DEVICE_COMPUTE)
+        e = cudaHostAlloc((void **)&q->lists, sizeof *q->lists * LISTS * KVS_PAGE_COPY_PIECES + WARM_BYTES,
+                          cudaHostAllocPortable);
+    if (e == cudaSuccess && dir != DEVICE_COMPUTE)
+        e = cudaMalloc(&q->scratch, WARM_BYTES);
     if (e != cudaSuccess) {
         s = cuda_failed(d, err, "queue_open", e);
         cuda_queue_close(&q->base);
@@ -236,21 +252,77 @@ static size_t fill_batch(cuda_queue *q, const device_copy *c, size_t n, size_t *
     return k;
 }
 
-kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err)
+static kvs_status copy_by_engine(cuda_queue *q, const device_copy *c, size_t n, kvs_err *err)
 {
-    cuda_queue *q = (cuda_queue *)dq;
-    kvs_status s = cuda_enter(device_of(q), err);
-    cudaError_t e = cudaSuccess, end;
-    uint64_t bytes = 0, now;
+    cudaError_t e = cudaSuccess;
 
-    for (size_t at = 0; s == KVS_OK && e == cudaSuccess && at < n;) {
+    for (size_t at = 0; e == cudaSuccess && at < n;) {
         size_t k = fill_batch(q, c, n, &at);
 
         if (k > 0)
             e = copy_batch(q, k);
     }
-    if (s == KVS_OK && e != cudaSuccess) {
-        s = cuda_failed(device_of(q), err, "cudaMemcpyBatchAsync", e);
+    return e == cudaSuccess ? KVS_OK : cuda_failed(device_of(q), err, "cudaMemcpyBatchAsync", e);
+}
+
+static bool fits_kernel(const cuda_queue *q, const device_copy *c, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if ((((uintptr_t)c[i].dst | (uintptr_t)c[i].src | c[i].bytes) & 15) != 0 ||
+            c[i].bytes > KVS_PAGE_COPY_MAX_BYTES)
+            return false;
+    return q->lists != NULL;
+}
+
+/* One launch: its list must stay as it is until then, so that it has a mark of its own. */
+static kvs_status launch_pieces(cuda_queue *q, const device_copy *c, uint32_t n, uint32_t n_blocks, kvs_err *err)
+{
+    uint32_t which = q->next_list, n_tiles;
+    kvs_page_piece *list = q->lists + (size_t)which * KVS_PAGE_COPY_PIECES;
+    kvs_status s = reach(q, q->list_marks[which], err);
+
+    if (s != KVS_OK)
+        return s;
+    for (uint32_t i = 0; i < n; i++)
+        list[i] = (kvs_page_piece){.dst = c[i].dst, .src = c[i].src, .bytes = (uint32_t)c[i].bytes};
+    n_tiles = kvs_page_copy_plan(list, n);
+    if (n_tiles == 0)
+        return KVS_OK; /* no bytes at all: all else has been looked at */
+    s = kvs_page_copy_cuda(list, n, n_tiles, n_blocks, q->stream, err);
+    if (s == KVS_OK)
+        s = give_mark(q, &q->list_marks[which], err);
+    q->next_list = (which + 1) % LISTS;
+    return s;
+}
+
+static kvs_status copy_by_kernel(cuda_queue *q, const device_copy *c, size_t n, uint32_t n_blocks, kvs_err *err)
+{
+    kvs_status s = KVS_OK;
+
+    for (size_t at = 0; s == KVS_OK && at < n; at += KVS_PAGE_COPY_PIECES) {
+        size_t left = n - at;
+
+        s = launch_pieces(q, c + at, left < KVS_PAGE_COPY_PIECES ? (uint32_t)left : (uint32_t)KVS_PAGE_COPY_PIECES,
+                          n_blocks, err);
+    }
+    if (s == KVS_E_DEVICE_LOST)
+        atomic_store_explicit(&device_of(q)->lost, true, memory_order_relaxed);
+    return s;
+}
+
+kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
+                           kvs_err *err)
+{
+    cuda_queue *q = (cuda_queue *)dq;
+    kvs_status s = cuda_enter(device_of(q), err);
+    uint64_t bytes = 0, now;
+    cudaError_t end;
+
+    if (s != KVS_OK)
+        return s;
+    s = how.means == DEVICE_BY_KERNEL && fits_kernel(q, c, n) ? copy_by_kernel(q, c, n, how.n_blocks, err)
+                                                              : copy_by_engine(q, c, n, err);
+    if (s != KVS_OK && s != KVS_E_DEVICE_LOST) {
         /* Earlier copies may be on their way; the caller is promised that none is. */
         end = cudaStreamSynchronize(q->stream);
         if (end != cudaSuccess)
@@ -263,6 +335,20 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, uin
     now = now_ns();
     q->busy_until = (q->busy_until > now ? q->busy_until : now) + bytes / BYTES_A_NS;
     return give_mark(q, ret_mark, err);
+}
+
+/* A few bytes that nobody needs, the way that a copy goes. */
+void cuda_queue_warm(device_queue *dq)
+{
+    cuda_queue *q = (cuda_queue *)dq;
+    void *host = q->lists == NULL ? NULL : q->lists + (size_t)LISTS * KVS_PAGE_COPY_PIECES; /* behind the lists */
+
+    if (host == NULL || cuda_enter(device_of(q), NULL) != KVS_OK)
+        return;
+    (void)cudaMemcpyAsync(q->dir == DEVICE_LOAD ? q->scratch : host, q->dir == DEVICE_LOAD ? host : q->scratch,
+                          WARM_BYTES, cudaMemcpyDefault, q->stream);
+    (void)cudaEventQuery(q->events[0]);
+    (void)cudaGetLastError();
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------ */

@@ -295,10 +295,12 @@ static void cpu_queue_close(device_queue *dq)
     free(q);
 }
 
-static kvs_status cpu_copy(device_queue *dq, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err)
+static kvs_status cpu_copy(device_queue *dq, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
+                           kvs_err *err)
 {
     cpu_queue *q = (cpu_queue *)dq;
 
+    (void)how;
     (void)err;
     for (size_t i = 0; i < n; i++)
         if (c[i].bytes > 0)

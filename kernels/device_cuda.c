@@ -216,6 +216,7 @@ static const device_ops cuda_ops = {
     .name = "cuda",
     .memory = WIRE_MEMORY_CUDA_VMM,
     .depth = 2,
+    .copies_by_kernel = true,
     .about = cuda_about,
     .close = cuda_close,
     .host_register = cuda_host_register,
@@ -229,6 +230,7 @@ static const device_ops cuda_ops = {
     .queue_open = cuda_queue_open,
     .queue_close = cuda_queue_close,
     .copy = cuda_queue_copy,
+    .warm = cuda_queue_warm,
     .mla_write = cuda_queue_mla_write,
     .mla_decode = cuda_queue_mla_decode,
     .wait = cuda_queue_wait,
@@ -354,6 +356,7 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
 {
     cuda_device *d = NULL;
     struct cudaDeviceProp prop;
+    int driver = 0;
     uint32_t n = 0;
     uint64_t before, after;
     kvs_status s = device_cuda_count(&n, err);
@@ -390,6 +393,8 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
     memcpy(d->about.uuid, d->uuid, sizeof d->about.uuid);
     d->about.total_bytes = prop.totalGlobalMem;
     d->about.numa_node = node_of((int)ordinal);
+    if (cudaDriverGetVersion(&driver) == cudaSuccess)
+        d->about.driver_version = (uint32_t)driver;
     d->about.idle_bytes = before != 0 && after > before ? after - before : 0;
     *ret = &d->base;
     return KVS_OK;

@@ -129,6 +129,7 @@ kvs_status kvs_connect(kvs_client **ret, const kvs_options *o, kvs_err *err)
         return kvs_fail(err, KVS_E_NO_MEMORY, "client: no memory");
     locks_init(c);
     c->fd = c->wake_fd = c->poke_fd = -1;
+    pace_init(&c->pace);
     s = options_apply(c, &opts, &local);
     if (s == KVS_OK)
         s = alive_open(c, &local);

@@ -134,6 +134,7 @@ void client_complete(kvs_client *c, kvs_request *r, kvs_status s)
     r->status = s;
     r->err.status = s;
     r->state = REQUEST_DONE;
+    pace_end(&c->pace, r, clock_ns());
     if (r->pipelined) {
         r->next_done = NULL;
         r->queued = true;
@@ -295,9 +296,24 @@ static void take_poke(kvs_client *c)
     (void)!read(c->poke_fd, &n, sizeof n);
 }
 
-/* Read once, as the only reader.  out_wanted: also come back when the socket takes bytes. */
-static void lead(kvs_client *c, bool out_wanted, int64_t deadline)
+/* poll_until for a reader whose answer is due from..to: it does not sleep then. */
+static int poll_awake(struct pollfd p[2], int64_t from, int64_t to, int64_t deadline)
 {
+    int got = 0;
+
+    if (to > deadline)
+        to = deadline;
+    if (clock_ns() < to && (got = poll_until(p, 2, from < to ? from : to)) == 0)
+        while (clock_ns() < to && (got = poll_until(p, 2, 0)) == 0)
+            ;
+    return got != 0 ? got : poll_until(p, 2, deadline);
+}
+
+/* Read once, as the only reader.  out_wanted: also come back when the socket takes bytes.  r: whose answer is wanted, or
+ * NULL. */
+static void lead(kvs_client *c, const kvs_request *r, bool out_wanted, int64_t deadline)
+{
+    int64_t from = r != NULL ? r->due_from : 0, to = r != NULL ? r->due_to : 0;
     bool flush = c->out_len > 0 && !c->sending;
     struct pollfd p[2] = {{.fd = c->fd, .events = POLLIN}, {.fd = c->poke_fd, .events = POLLIN}};
     kvs_err err = {KVS_OK, ""};
@@ -309,7 +325,7 @@ static void lead(kvs_client *c, bool out_wanted, int64_t deadline)
     if (flush || out_wanted)
         p[0].events |= POLLOUT;
     (void)pthread_mutex_unlock(&c->mu);
-    if (poll_until(p, 2, deadline) > 0) {
+    if (poll_awake(p, from, to, deadline) > 0) {
         if (p[1].revents != 0)
             take_poke(c);
         if (flush && (p[0].revents & POLLOUT))
@@ -353,7 +369,7 @@ bool client_turn(kvs_client *c, const kvs_request *r, int64_t deadline)
     if (c->reading || c->state != LINK_UP)
         sleep_until(c, r, true, deadline);
     else
-        lead(c, false, deadline);
+        lead(c, r, false, deadline);
     return true;
 }
 
@@ -370,7 +386,7 @@ bool client_turn_for_any(kvs_client *c, int64_t deadline)
 void client_read_once(kvs_client *c)
 {
     if (!c->reading && c->state == LINK_UP)
-        lead(c, false, 0);
+        lead(c, NULL, false, 0);
 }
 
 void client_leave(kvs_client *c)
@@ -396,7 +412,7 @@ static void await_writable(kvs_client *c, int64_t deadline)
         slice = deadline;
     (void)pthread_mutex_lock(&c->mu);
     if (!c->reading && c->state == LINK_UP) {
-        lead(c, true, deadline);
+        lead(c, NULL, true, deadline);
         client_leave(c);
         return;
     }
@@ -517,6 +533,7 @@ static kvs_status submit_locked(call *k, kvs_err *err)
     k->entry = WIRE_NONE32; /* the line has it */
     id = h.id = k->r->id = fl->id;
     k->r->state = REQUEST_FLYING;
+    pace_begin(&c->pace, k->r, k->cost, clock_ns());
     c->sending = true;
     h.deadline_us = peer_deadline_us(k->deadline);
     wire_header_encode(&h, k->frame);

@@ -88,7 +88,19 @@ struct kvs_request {
     const void *args;      /* the caller's struct: keys and slots for tracking */
     bool is_pack;          /* many requests in one: pack.c answers it */
     struct pack_job *pack; /* while it is under way */
+    uint64_t paced_bytes;  /* that it moves, if its end is guessed at */
+    int64_t sent_ns, due_from, due_to;
 };
+
+/* ---- when an answer is due: pace.c.  mu is held. ---- */
+typedef struct pace {
+    bool active;
+    double ns_a_byte[2][64]; /* LOAD, STORE; by the leading bit of their bytes; 0: not known */
+} pace;
+void pace_init(pace *p);
+/* It is sent now: due_from..due_to, or 0..0. */
+void pace_begin(pace *p, kvs_request *r, uint64_t bytes, int64_t now);
+void pace_end(pace *p, const kvs_request *r, int64_t now); /* answered, with its status */
 
 /* One line of the table of requests in flight.  r NULL: nobody waits for it any more. */
 typedef struct flight {
@@ -234,6 +246,7 @@ struct kvs_client {
     uint64_t seq;
     uint32_t data_used, control_used, orphans;
     uint64_t bytes_used;
+    pace pace;
 
     kvs_request *all, *done_head, *done_tail;
     kvs_ns *namespaces;

@@ -57,7 +57,8 @@ static void stub_queue_close(device_queue *q)
     free(q);
 }
 
-static kvs_status stub_copy(device_queue *q, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err)
+static kvs_status stub_copy(device_queue *q, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
+                            kvs_err *err)
 {
     unsigned nth;
     kvs_status s = enter(of(q), STUB_COPY, &nth, err);
@@ -72,6 +73,7 @@ static kvs_status stub_copy(device_queue *q, const device_copy *c, size_t n, uin
     if (nth <= STUB_MAX_RECORDED) {
         of(q)->batch_bytes[nth - 1] = bytes;
         of(q)->batch_copies[nth - 1] = n;
+        of(q)->batch_how[nth - 1] = how;
     }
     pthread_mutex_unlock(&of(q)->lock);
     if (s == KVS_OK)

@@ -37,6 +37,7 @@ typedef struct stub_device {
     /* in the order of the copy calls */
     uint64_t batch_bytes[STUB_MAX_RECORDED];
     size_t batch_copies[STUB_MAX_RECORDED];
+    device_how batch_how[STUB_MAX_RECORDED];
 } stub_device;
 
 void stub_init(stub_device *d);

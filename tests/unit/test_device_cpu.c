@@ -26,6 +26,8 @@
 
 enum { PAGE = 4096, ALL_SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
 
+static const device_how BY_ENGINE = {DEVICE_BY_ENGINE, 0};
+
 /* The device's calls land here first: an old kernel and a full machine can be had without either. */
 static int populate_errno, fallocate_errno;
 static unsigned n_read; /* MADV_POPULATE_READ */
@@ -368,8 +370,8 @@ Test(device_cpu, copies_and_gives_rising_marks)
     rnd_bytes(&r, src, sizeof src);
     memset(dst, 0, sizeof dst);
     cr_assert_eq(d->ops->queue_open(d, DEVICE_LOAD, &q, NULL), KVS_OK);
-    cr_assert_eq(d->ops->copy(q, c, 3, &m1, NULL), KVS_OK);
-    cr_assert_eq(d->ops->copy(q, NULL, 0, &m2, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, c, 3, BY_ENGINE, &m1, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, NULL, 0, BY_ENGINE, &m2, NULL), KVS_OK);
     cr_assert(m2 > m1);
     cr_assert_eq(d->ops->wait(q, m2, NULL), KVS_OK);
     cr_assert_eq(d->ops->wait(q, m1, NULL), KVS_OK);
@@ -476,14 +478,14 @@ Test(fault_device, fails_the_nth_calls_and_no_others)
     device_mem *m = NULL;
 
     cr_assert_eq(d->ops->queue_open(d, DEVICE_LOAD, &q, NULL), KVS_OK);
-    cr_assert_eq(d->ops->copy(q, &c, 1, &mark, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, &c, 1, BY_ENGINE, &mark, NULL), KVS_OK);
     fault_device_plan(d, &(fault_plan){FAULT_COPY, FAULT_FAIL, 2, 2, KVS_E_DEVICE, 0});
-    cr_assert_eq(d->ops->copy(q, &c, 1, &mark, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, &c, 1, BY_ENGINE, &mark, NULL), KVS_OK);
     to = 0;
-    cr_assert_eq(d->ops->copy(q, &c, 1, &mark, NULL), KVS_E_DEVICE);
-    cr_assert_eq(d->ops->copy(q, &c, 1, &mark, NULL), KVS_E_DEVICE);
+    cr_assert_eq(d->ops->copy(q, &c, 1, BY_ENGINE, &mark, NULL), KVS_E_DEVICE);
+    cr_assert_eq(d->ops->copy(q, &c, 1, BY_ENGINE, &mark, NULL), KVS_E_DEVICE);
     cr_assert_eq(to, 0, "nothing was moved");
-    cr_assert_eq(d->ops->copy(q, &c, 1, &mark, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, &c, 1, BY_ENGINE, &mark, NULL), KVS_OK);
     cr_assert_eq(to, 5);
     cr_assert_eq(fault_device_calls(d, FAULT_COPY), 5);
 
@@ -524,7 +526,7 @@ Test(fault_device, swallows_a_wait_until_it_is_released)
 
     cr_assert_eq(d->ops->queue_open(d, DEVICE_STORE, &w.q, NULL), KVS_OK);
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(w.q->dev->ops->copy(w.q, NULL, 0, &w.mark, NULL), KVS_OK);
+        cr_assert_eq(w.q->dev->ops->copy(w.q, NULL, 0, BY_ENGINE, &w.mark, NULL), KVS_OK);
         fault_device_plan(d, &(fault_plan){FAULT_WAIT, FAULT_SWALLOW, 1, 1, ends[i], 0});
         cr_assert_eq(pthread_create(&thread, NULL, wait_in_thread, &w), 0);
         fault_device_await_held(d, 1);
@@ -547,8 +549,8 @@ Test(fault_device, a_lazy_device_moves_nothing_before_the_wait)
 
     fault_device_set_lazy(d, true);
     cr_assert_eq(d->ops->queue_open(d, DEVICE_LOAD, &q, NULL), KVS_OK);
-    cr_assert_eq(d->ops->copy(q, &(device_copy){&a, &from, 1}, 1, &m1, NULL), KVS_OK);
-    cr_assert_eq(d->ops->copy(q, &(device_copy){&b, &from, 1}, 1, &m2, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, &(device_copy){&a, &from, 1}, 1, BY_ENGINE, &m1, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, &(device_copy){&b, &from, 1}, 1, BY_ENGINE, &m2, NULL), KVS_OK);
     cr_assert(a == 0 && b == 0);
     cr_assert_eq(d->ops->wait(q, m1, NULL), KVS_OK);
     cr_assert(a == 5 && b == 0);

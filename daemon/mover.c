@@ -16,6 +16,7 @@ enum {
     KERNEL_COPIES = 1024,
     SHARED_BLOCKS = 2,
     SUM_THREADS = 10, /* some 8 GB/s each, from memory */
+    FULL_BATCHES = 16, /* of a job, from which on its batches are no shorter for being its first ones */
 };
 /* Where batches are queued ahead, a job begins and ends with small ones: the first is on its way at once, and not much is
  * left to do when the last has landed. */
@@ -172,7 +173,7 @@ static uint64_t size_batch(const run *r)
     const mover_job *j = r->j;
     uint64_t most = r->m->now.batch_bytes, all = j->n_items * j->map->slot_bytes, left = all - j->queued_bytes;
     uint64_t last = r->m->sums != NULL && j->checksum && all > LAST_BYTES ? LAST_SUMMED : LAST_BYTES;
-    uint64_t first = j->n_batches < 16 ? FIRST_BYTES << j->n_batches : most;
+    uint64_t first = j->n_batches < FULL_BATCHES ? FIRST_BYTES << j->n_batches : most;
 
     if (r->m->depth == 1)
         return most;
@@ -347,6 +348,22 @@ static bool has_ended(const run *r)
     return true;
 }
 
+/* The job at hand is queued to its end: so that the device goes on, the next one may use what is left of the depth. */
+static void queue_next(mover *m, uint32_t flying, uint32_t depth)
+{
+    mover_job *j = flying < depth ? (mover_job *)(void *)worker_next(m->worker) : NULL;
+    run r = {.m = m, .j = j, .most = UINT32_MAX};
+
+    if (j == NULL)
+        return;
+    if (j->n_batches == 0)
+        j->n_batches = FULL_BATCHES; /* nothing waits for its first bytes */
+    r.at = j->at;
+    while (flying + j->n_flying < depth && may_submit(&r, depth) && !j->items[r.at.item].verify) /* that takes long */
+        submit(&r);
+    j->at = r.at;
+}
+
 /* One batch lands, with others behind it so that the device goes on.  True: that was the last of the job. */
 static bool run_batch(run *r, uint32_t depth)
 {
@@ -354,6 +371,8 @@ static bool run_batch(run *r, uint32_t depth)
 
     while (may_submit(r, depth))
         submit(r);
+    if (r->at.item >= r->j->n_items && r->j->n_flying > 0)
+        queue_next(r->m, r->j->n_flying, depth);
     if (r->j->n_flying > 0) {
         announce_end(r);
         b = land(r);

@@ -11,7 +11,9 @@
  * one batch, and one of at most two blocks while others wait.  Items of a job are submitted to the
  * device in bounded batches (settings; at most 256 copies by engine, 1,024 by kernel), adjacent pages of a block merged.  job.stop is
  * looked at before each batch; a block that is cut there is E_CANCELLED.  A batch that fails costs the items
- * that had bytes in it; a lost device costs every item, and every later job without another device call. */
+ * that had bytes in it; a lost device costs every item, and every later job without another device call.
+ * While the last batches of a job are on their way the first ones of the next are queued behind them, within the same
+ * depth, if no other tenant has ready jobs: many jobs in a row keep the link as busy as one. */
 
 #include <stdint.h>
 

@@ -402,6 +402,24 @@ static void pause_worker(worker *w)
     w->sleep_us = w->sleep_us * 2 < LONGEST_SLEEP_US ? w->sleep_us * 2 : LONGEST_SLEEP_US;
 }
 
+job *worker_next(worker *w)
+{
+    job *j = NULL;
+
+    (void)collect(w); /* the end shows again */
+    poll_waiting(w);
+    if (w->n_active != 1)
+        return NULL;
+    for (uint32_t i = 0; i < w->n_queues && j == NULL; i++)
+        j = w->ready[i].jobs.head;
+    if (j == NULL || j->begun)
+        return j;
+    if (!job_claim(j))
+        return NULL; /* dropped: its turn comes */
+    begin(w, j);
+    return j;
+}
+
 static void serve(worker *w)
 {
     for (;;) {

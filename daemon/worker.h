@@ -52,4 +52,8 @@ void worker_share(worker *w, uint32_t tenant, uint32_t share); /* any thread; at
 void worker_destroy(worker *w);                                /* NULL is fine */
 void worker_get_stats(const worker *w, worker_stats *ret);
 
+/* For `run`, which is about to wait for the end of its own job: the one that has the next turn, and has begun by that; it
+ * keeps its place.  NULL: none is ready, or those of several tenants are. */
+job *worker_next(worker *w);
+
 #endif

@@ -1,5 +1,7 @@
 #include "kernels/client_pack.h"
 
+#include <stddef.h>
+
 #ifndef KVS_CUDA
 
 static kvs_status not_built(kvs_err *err)

@@ -26,6 +26,8 @@ typedef struct client_words client_words;
 kvs_status client_words_open(client_words **ret, void *base, uint64_t bytes, void *stream, kvs_err *err);
 /* No stream may have a call on them before it.  NULL is fine. */
 void client_words_close(client_words *w);
+/* The same where a stream may still come to them: the memory stays registered for as long as the process lives. */
+void client_words_forget(client_words *w);
 
 /* When the stream has got here, and everything before can be seen by the CPU and other devices: words[offset] = value. */
 kvs_status client_stream_write(client_words *w, void *stream, uint64_t offset, uint64_t value, kvs_err *err);

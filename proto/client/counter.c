@@ -135,8 +135,10 @@ static void page_end(const kvs_client *c, counter_page *p)
 {
     if (p->words != NULL && client_is_child(c))
         return; /* the registration is the parent's */
-    if (p->words != NULL && c->pages_stuck)
-        return; /* a stream that reads unmapped memory would cost the program its GPU */
+    if (p->words != NULL && c->pages_stuck) {
+        client_words_forget(p->words); /* a stream that reads unmapped memory would cost the program its GPU */
+        return;
+    }
     client_words_close(p->words);
     counters_unmap(p);
 }

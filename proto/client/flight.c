@@ -297,16 +297,16 @@ static void take_poke(kvs_client *c)
 }
 
 /* poll_until for a reader whose answer is due from..to: it does not sleep then. */
-static int poll_awake(struct pollfd p[2], int64_t from, int64_t to, int64_t deadline)
+static int poll_awake(struct pollfd *p, unsigned n, int64_t from, int64_t to, int64_t deadline)
 {
     int got = 0;
 
     if (to > deadline)
         to = deadline;
-    if (clock_ns() < to && (got = poll_until(p, 2, from < to ? from : to)) == 0)
-        while (clock_ns() < to && (got = poll_until(p, 2, 0)) == 0)
+    if (clock_ns() < to && (got = poll_until(p, n, from < to ? from : to)) == 0)
+        while (clock_ns() < to && (got = poll_until(p, n, 0)) == 0)
             ;
-    return got != 0 ? got : poll_until(p, 2, deadline);
+    return got != 0 ? got : poll_until(p, n, deadline);
 }
 
 /* Read once, as the only reader.  out_wanted: also come back when the socket takes bytes.  r: whose answer is wanted, or
@@ -325,7 +325,7 @@ static void lead(kvs_client *c, const kvs_request *r, bool out_wanted, int64_t d
     if (flush || out_wanted)
         p[0].events |= POLLOUT;
     (void)pthread_mutex_unlock(&c->mu);
-    if (poll_awake(p, from, to, deadline) > 0) {
+    if (poll_awake(p, 2, from, to, deadline) > 0) {
         if (p[1].revents != 0)
             take_poke(c);
         if (flush && (p[0].revents & POLLOUT))

@@ -1,6 +1,6 @@
 /* bench_pack: client pack beside an engine that is at work, in the engine's own process.
  *
- *   bench_pack [72|18] [on|off]   pages in KiB, checksums; both of each if not given
+ *   bench_pack [72|18] [on|off] [CHUNK [CTAS [STAGING]]]   pages in KiB, checksums (both of each if not given), kvs_pack_args
  * Each line: how much of one raw copy of the same run the whole way through the daemon reaches, and how fast the engine is
  * meanwhile, of its speed alone. */
 #include <inttypes.h>
@@ -57,13 +57,13 @@ static bool engine_memory(engine *e)
            cudaStreamCreateWithFlags(&e->raw, cudaStreamNonBlocking) == cudaSuccess;
 }
 
-static bool engine_open(engine *e, const char *socket, uint32_t tokens, uint32_t chunk)
+static bool engine_open(engine *e, const char *socket, uint32_t tokens, const kvs_pack_args *more)
 {
     kvs_options o = KVS_OPTIONS_INIT;
     kvs_pack_plane tensors[LAYERS];
     kvs_namespace desc;
     kvs_ns_info info;
-    kvs_pack_args a = {.n_planes = LAYERS, .planes = tensors, .chunk = chunk};
+    kvs_pack_args a = *more;
     kvs_err err = {.msg = ""};
 
     o.path = socket;
@@ -80,6 +80,8 @@ static bool engine_open(engine *e, const char *socket, uint32_t tokens, uint32_t
         tensors[l] = (kvs_pack_plane){e->memory + (uint64_t)(LAYERS - 1 - l) * e->n * e->planes[l].page_bytes,
                                       e->planes[l].page_bytes};
     a.ns = e->ns;
+    a.n_planes = LAYERS;
+    a.planes = tensors;
     a.n_blocks = e->n;
     return kvs_pack_open(e->client, &a, &e->pack, 0, &err) == KVS_OK ? true : fail(err.msg);
 }
@@ -107,7 +109,7 @@ static double kernels(const busy *b)
     return b != NULL ? (double)busy_progress(b) : 0;
 }
 
-static bool move(engine *e, busy *b, bool load, figure *ret)
+static bool move(engine *e, const busy *b, bool load, figure *ret)
 {
     kvs_pack_move m = {
         .n = e->n, .keys = e->keys, .blocks = e->blocks, .results = e->results, .flags = KVS_PACK_NO_WAIT};
@@ -126,16 +128,17 @@ static bool move(engine *e, busy *b, bool load, figure *ret)
     return s == KVS_OK ? true : fail(err.msg);
 }
 
-static bool copy_raw(engine *e, bool load, double *ret)
+static bool copy_raw(engine *e, const busy *b, bool load, figure *ret)
 {
     uint64_t bytes = e->n * e->slot_bytes;
-    double at = gpu_seconds();
+    double at = gpu_seconds(), k = kernels(b);
 
     if (cudaMemcpyAsync(load ? e->memory : e->pinned, load ? e->pinned : e->memory, bytes, cudaMemcpyDefault, e->raw) !=
             cudaSuccess ||
         cudaStreamSynchronize(e->raw) != cudaSuccess)
         return fail("the raw copy failed");
-    *ret = gpu_seconds() - at;
+    ret->seconds = gpu_seconds() - at;
+    ret->engine = (kernels(b) - k) / ret->seconds;
     return true;
 }
 
@@ -161,28 +164,28 @@ static double median(double *v)
     return v[REPEAT / 2];
 }
 
-/* Stores and loads in turn, each beside a raw copy without the engine. */
-static bool measure(engine *e, const char *how, busy *b)
+/* Stores and loads in turn, each after a raw copy of as many bytes; the engine goes on meanwhile. */
+static bool measure(engine *e, const char *how, const busy *b)
 {
-    double raw[2][REPEAT], took[2][REPEAT], engine_speed[2][REPEAT], alone = b != NULL ? speed_alone(b) : 0;
-    double gb = (double)(e->n * e->slot_bytes) / 1e9;
+    double raw[2][REPEAT], took[2][REPEAT], beside_raw[2][REPEAT], beside[2][REPEAT];
+    double gb = (double)(e->n * e->slot_bytes) / 1e9, alone = b != NULL ? speed_alone(b) : 0;
     kvs_err err = {.msg = ""};
 
     for (int i = -2; i < REPEAT; i++) {
-        figure f[2];
-        double plain[2] = {1, 1};
+        figure plain[2], f[2];
 
         for (uint32_t k = 0; k < e->n; k++)
             pattern_key((uint64_t)(i + 2) * 100000 + k, e->keys + (size_t)k * KVS_KEY_BYTES);
         if (kvs_reset(e->client, e->ns, 0, NULL, CALL_MS, &err) != KVS_OK)
             return fail(err.msg);
         for (int load = 0; load < 2; load++)
-            if (!copy_raw(e, load, &plain[load]) || !move(e, b, load, &f[load]))
+            if (!copy_raw(e, b, load, &plain[load]) || !move(e, b, load, &f[load]))
                 return false;
         for (int load = 0; load < 2 && i >= 0; load++) {
-            raw[load][i] = plain[load];
+            raw[load][i] = plain[load].seconds;
             took[load][i] = f[load].seconds;
-            engine_speed[load][i] = f[load].engine;
+            beside_raw[load][i] = plain[load].engine;
+            beside[load][i] = f[load].engine;
         }
     }
     for (int load = 0; load < 2; load++) {
@@ -190,7 +193,8 @@ static bool measure(engine *e, const char *how, busy *b)
 
         (void)printf("  %-22s %-5s %6.2f GB/s  %.3f of raw %6.2f", how, load ? "load" : "store", gb / t, r / t, gb / r);
         if (b != NULL)
-            (void)printf("  engine at %.3f", median(engine_speed[load]) / alone);
+            (void)printf("  engine at %.3f (beside raw copies %.3f)", median(beside[load]) / alone,
+                         median(beside_raw[load]) / alone);
         (void)printf("\n");
     }
     return true;
@@ -219,7 +223,7 @@ static bool measure_all(engine *e)
     return good;
 }
 
-static bool run(uint32_t tokens, bool checksum, uint32_t chunk)
+static bool run(uint32_t tokens, bool checksum, const kvs_pack_args *more)
 {
     daemon_fixture d;
     engine e = {0};
@@ -231,10 +235,10 @@ static bool run(uint32_t tokens, bool checksum, uint32_t chunk)
                              ? "{\"device\": {\"kind\": \"cuda\"}, \"pool\": {\"max_bytes\": \"2GiB\"}}"
                              : "{\"device\": {\"kind\": \"cuda\"}, \"pool\": {\"max_bytes\": \"2GiB\", \"checksum\": "
                                "false}}");
-    good = daemon_start(&d, NULL) && engine_open(&e, d.socket, tokens, chunk);
+    good = daemon_start(&d, NULL) && engine_open(&e, d.socket, tokens, more);
     if (good) {
-        (void)printf("%u blocks of %d pages of %" PRIu64 " bytes, checksums %s, chunk %u\n", e.n, LAYERS,
-                     e.planes[0].page_bytes, checksum ? "on" : "off", chunk);
+        (void)printf("%u blocks of %d pages of %" PRIu64 " bytes, checksums %s, chunk %u, slots %u\n", e.n, LAYERS,
+                     e.planes[0].page_bytes, checksum ? "on" : "off", more->chunk, more->n_staging);
         good = measure_all(&e);
     }
     engine_close(&e);
@@ -242,10 +246,16 @@ static bool run(uint32_t tokens, bool checksum, uint32_t chunk)
     return good;
 }
 
+static uint32_t number(int argc, char **argv, int i)
+{
+    return argc > i ? (uint32_t)strtoul(argv[i], NULL, 10) : 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *page = argc > 1 ? argv[1] : "", *sums = argc > 2 ? argv[2] : "";
-    uint32_t chunk = argc > 3 ? (uint32_t)strtoul(argv[3], NULL, 10) : 0;
+    kvs_pack_args more = {
+        .chunk = number(argc, argv, 3), .ctas = number(argc, argv, 4), .n_staging = number(argc, argv, 5)};
     bool good = true;
     int n = 0;
 
@@ -259,7 +269,7 @@ int main(int argc, char **argv)
         if ((page[0] != '\0' && (strcmp(page, "18") == 0) != small) ||
             (sums[0] != '\0' && (strcmp(sums, "on") == 0) != checksum))
             continue;
-        good = run(small ? 16 : 64, checksum, chunk);
+        good = run(small ? 16 : 64, checksum, &more);
     }
     return good ? 0 : 1;
 }

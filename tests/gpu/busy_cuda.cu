@@ -71,9 +71,10 @@ struct busy {
 static void launch(busy *b, uint64_t n)
 {
     if (b->kind == BUSY_COMPUTE)
-        compute<<<2 * b->sms, COMPUTE_THREADS, 0, b->stream>>>(reinterpret_cast<float *>(b->a), 300, b->done, n);
+        compute<<<8 * b->sms, COMPUTE_THREADS, 0, b->stream>>>(reinterpret_cast<float *>(b->a), 150, b->done, n);
     else
-        memory<<<8 * b->sms, MEMORY_THREADS, 0, b->stream>>>(b->b, b->a, MEMORY_BYTES / sizeof(uint4), b->done, n);
+        memory<<<MEMORY_BYTES / sizeof(uint4) / DEEP / MEMORY_THREADS, MEMORY_THREADS, 0, b->stream>>>(
+            b->b, b->a, MEMORY_BYTES / sizeof(uint4), b->done, n);
 }
 
 static void *run(void *arg)

@@ -200,6 +200,68 @@ Test(mover, queues_the_next_batch_before_it_waits_for_the_last_where_the_device_
     end();
 }
 
+/* Two jobs of one batch each, which become due at the same time. */
+static void two_jobs(task **ret_a, task **ret_b)
+{
+    dev.ops.depth = 2;
+    start(DEVICE_STORE, true, 1, SMALL_PAGE);
+    *ret_a = waiting(make(0, 0, 1), 1, 5);
+    *ret_b = waiting(make(1, 1, 1), 1, 5);
+    (*ret_a)->job.checksum = (*ret_b)->job.checksum = true;
+    stub_hold(&dev, 1);
+    submit(*ret_a);
+    submit(*ret_b);
+    reach(1, 5);
+    stub_await_held(&dev);
+}
+
+Test(mover, queues_the_next_job_before_it_waits_for_the_last)
+{
+    task *a, *b;
+
+    two_jobs(&a, &b);
+    cr_assert_eq(stub_count(&dev, STUB_COPY), 2);
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, 2));
+    cr_assert_eq(stub_count(&dev, STUB_COPY), 2);
+    cr_assert_eq(stub_count(&dev, STUB_WAIT), 2);
+    cr_assert_eq(a->items[0].status, KVS_OK);
+    cr_assert_eq(b->items[0].status, KVS_OK);
+    cr_assert_eq(a->items[0].checksum, sum_of(0));
+    cr_assert_eq(b->items[0].checksum, sum_of(1));
+    cr_assert(same_block(0, 0) && same_block(1, 1));
+    end();
+}
+
+Test(mover, waits_for_a_next_job_that_was_queued_and_then_stopped)
+{
+    task *a, *b;
+
+    two_jobs(&a, &b);
+    cr_assert_not(job_drop(&b->job.job), "it has begun");
+    atomic_store(&b->job.job.stop, true);
+    mover_kick(m);
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, 2));
+    cr_assert_eq(stub_count(&dev, STUB_WAIT), 2, "its batch was on the device");
+    cr_assert_eq(b->items[0].status, KVS_OK, "all of it");
+    end();
+}
+
+Test(mover, loses_the_next_job_with_the_device_though_it_was_queued)
+{
+    task *a, *b;
+
+    stub_fail(&dev, STUB_WAIT, 1, KVS_E_DEVICE_LOST);
+    two_jobs(&a, &b);
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, 2));
+    cr_assert_eq(a->items[0].status, KVS_E_DEVICE_LOST);
+    cr_assert_eq(b->items[0].status, KVS_E_DEVICE_LOST);
+    cr_assert_eq(stub_count(&dev, STUB_WAIT), 1);
+    end();
+}
+
 Test(mover, sums_many_blocks_of_a_batch_each_for_itself)
 {
     task *k;

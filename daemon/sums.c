@@ -17,7 +17,6 @@ enum {
     MAX_THREADS = 16,
     BLOCKS = 256,   /* begun at once; a job has one that is cut, and each tenant one job */
     HURRY_US = 300, /* that no thread sleeps after sums_hurry: twice as long as the last bytes of a job take */
-    NICE = 5,       /* of the threads: there are many, and those that move bytes must not wait for them */
 };
 #define NONE UINT32_MAX
 
@@ -140,8 +139,6 @@ static bool take(sums *s)
         b->runnable = false;
     }
     s->in_work++;
-    if (s->first != NONE && s->sleeping > 0) /* each wakes one more: the owner shall not wake them all */
-        (void)pthread_cond_signal(&s->work);
     (void)pthread_mutex_unlock(&s->lock);
     sum = one_part(b->at, b->bytes, b->part_bytes, i);
     (void)pthread_mutex_lock(&s->lock);
@@ -186,7 +183,6 @@ static void *sums_main(void *arg)
 {
     sums *s = arg;
 
-    thread_be_nice(NICE);
     (void)pthread_mutex_lock(&s->lock);
     while (!s->closing)
         if (!take(s))
@@ -257,7 +253,7 @@ void sums_reach(sums *s, uint32_t handle, uint64_t bytes)
     make_runnable(s, b);
     (void)atomic_fetch_add_explicit(&s->tick, 1, memory_order_relaxed);
     if (s->first != NONE && s->sleeping > 0)
-        (void)pthread_cond_signal(&s->work);
+        (void)pthread_cond_broadcast(&s->work); /* one after the other would be awake too late */
     (void)pthread_mutex_unlock(&s->lock);
 }
 

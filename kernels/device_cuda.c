@@ -230,7 +230,6 @@ static const device_ops cuda_ops = {
     .queue_open = cuda_queue_open,
     .queue_close = cuda_queue_close,
     .copy = cuda_queue_copy,
-    .warm = cuda_queue_warm,
     .mla_write = cuda_queue_mla_write,
     .mla_decode = cuda_queue_mla_decode,
     .wait = cuda_queue_wait,

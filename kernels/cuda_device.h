@@ -23,7 +23,8 @@ typedef struct cuda_device {
     cuda_driver driver;
     device_about about;
     _Atomic bool lost;
-    pthread_t ahead; /* maps ahead_at.. while has_ahead; of the thread that registers host memory */
+    pthread_t
+        ahead; /* maps ahead_at.. while has_ahead, and then says how far; of the thread that registers host memory */
     bool has_ahead;
     uint8_t *ahead_at;
     uint64_t ahead_bytes;

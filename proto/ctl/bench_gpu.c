@@ -10,11 +10,9 @@
 
 #include "config/json.h"
 #include "kernels/busy_cuda.h"
-#include "kernels/client_cuda.h"
-#include "proto/client/kvstride.h"
+#include "proto/ctl/bench_user.h"
 #include "proto/ctl/busy.h"
 #include "proto/ctl/clock.h"
-#include "proto/ctl/pattern.h"
 #include "proto/ctl/private.h"
 
 enum {
@@ -32,150 +30,9 @@ enum {
     CALL_MS = 60000,
 };
 
-/* A client with a region of private slots, and a copy of them in pinned host memory for the raw copies. */
-typedef struct mover_user {
-    kvs_client *client;
-    kvs_ns *ns;
-    kvs_region *region, *scratch; /* scratch: under an imported region */
-    uint8_t *base;
-    uint64_t slot_bytes;
-    uint32_t n;
-    kvs_slot *slots;
-    uint8_t *keys;     /* of blocks named_id.. */
-    uint64_t named_id; /* plus one; 0: none yet */
-    kvs_status *stored;
-    kvs_load_result *loaded;
-    client_cuda_lane *lane;
-    void *pinned;
-} mover_user;
-
-static void user_close(mover_user *u)
-{
-    client_cuda_lane_close(u->lane);
-    kvs_close(u->client);
-    free(u->slots);
-    free(u->keys);
-    free(u->stored);
-    free(u->loaded);
-    *u = (mover_user){0};
-}
-
-static kvs_status user_memory(mover_user *u, uint32_t n, kvs_err *err)
-{
-    u->n = n;
-    u->slots = calloc(n, sizeof *u->slots);
-    u->keys = malloc((size_t)n * KVS_KEY_BYTES);
-    u->stored = calloc(n, sizeof *u->stored);
-    u->loaded = calloc(n, sizeof *u->loaded);
-    if (u->slots == NULL || u->keys == NULL || u->stored == NULL || u->loaded == NULL)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "no memory for %" PRIu32 " blocks", n);
-    return KVS_OK;
-}
-
-/* Blocks as an engine with one tensor a layer has them: plain device memory, handed back in as the engine's own. */
-static kvs_status import_pages(mover_user *u, uint32_t layers, uint32_t n, kvs_err *err)
-{
-    kvs_plane_map maps[WHOLE_LAYERS];
-    int fds[16];
-    kvs_import in = {.n_slots = n, .memory = KVS_MEMORY_CUDA_VMM, .n_maps = layers, .maps = maps, .fds = fds};
-    kvs_region_info info;
-    uint64_t page = u->slot_bytes / layers;
-    kvs_status s = kvs_scratch_create(u->client, 0, u->slot_bytes * n, &u->scratch, CALL_MS, err);
-
-    if (s != KVS_OK)
-        return s;
-    kvs_region_get(u->scratch, &info);
-    if (info.n_fds > sizeof fds / sizeof *fds)
-        return kvs_fail(err, KVS_E_LIMIT, "%u descriptors are too many", (unsigned)info.n_fds);
-    in.n_fds = info.n_fds;
-    for (uint32_t i = 0; i < info.n_fds; i++)
-        fds[i] = kvs_region_fd(u->scratch, i);
-    for (uint32_t l = 0; l < layers; l++)
-        maps[l] = (kvs_plane_map){.base = (uint64_t)l * n * page, .stride = page};
-    for (uint32_t i = 0; i < n; i++)
-        u->slots[i] = (kvs_slot){i, 0};
-    return kvs_region_import(u->ns, &in, &u->region, CALL_MS, err);
-}
-
-/* pages: one tensor a layer. */
-static kvs_status user_open(mover_user *u, const char *socket, uint32_t layers, uint32_t tokens, uint32_t n, bool pages,
-                            kvs_err *err)
-{
-    static kvs_plane planes[WHOLE_LAYERS];
-    kvs_options o = KVS_OPTIONS_INIT;
-    kvs_namespace desc;
-    kvs_ns_info info = {0};
-    void *base = NULL;
-    uint64_t bytes;
-    kvs_status s = user_memory(u, n, err);
-
-    o.path = socket;
-    o.name = "kvstridectl bench";
-    if (s == KVS_OK)
-        s = kvs_connect(&u->client, &o, err);
-    if (s == KVS_OK)
-        s = kvs_namespace_mla("bench", "", KVS_FORMAT_mla_bf16, layers, tokens, planes, &desc, err);
-    if (s == KVS_OK)
-        s = kvs_open(u->client, &desc, &u->ns, CALL_MS, err);
-    if (s != KVS_OK)
-        return s;
-    kvs_ns_get(u->ns, &info);
-    u->slot_bytes = info.slot_bytes;
-    s = pages ? import_pages(u, layers, n, err) : kvs_region_create(u->ns, 0, n, &u->region, CALL_MS, err);
-    if (s == KVS_OK)
-        s = kvs_region_map(pages ? u->scratch : u->region, &base, &bytes, err);
-    if (s == KVS_OK && !pages)
-        s = kvs_slot_take(u->region, n, u->slots, CALL_MS, err);
-    if (s == KVS_OK)
-        s = client_cuda_lane_open(&u->lane, err);
-    u->base = base;
-    return s == KVS_OK ? client_cuda_host(u->lane, n * u->slot_bytes, &u->pinned, err) : s;
-}
-
-/* ---- the two directions, through the socket and raw ---- */
-
-/* An engine knows its keys: they are made outside the clock. */
-static void name_keys(mover_user *u, uint64_t first_id)
-{
-    if (u->named_id == first_id + 1)
-        return;
-    u->named_id = first_id + 1;
-    for (uint32_t i = 0; i < u->n; i++)
-        pattern_key(first_id + i, u->keys + (size_t)i * KVS_KEY_BYTES);
-}
-
-static kvs_status store(mover_user *u, uint64_t first_id, kvs_err *err)
-{
-    kvs_store_args a = {.ns = u->ns, .region = u->region, .n = u->n, .slots = u->slots, .results = u->stored};
-
-    name_keys(u, first_id);
-    a.keys = u->keys;
-    return kvs_store(&a, CALL_MS, err);
-}
-
-static kvs_status load(mover_user *u, uint64_t first_id, uint32_t n, kvs_err *err)
-{
-    kvs_load_args a = {.ns = u->ns, .region = u->region, .n = n, .slots = u->slots, .results = u->loaded};
-
-    name_keys(u, first_id);
-    a.keys = u->keys;
-    return kvs_load(&a, CALL_MS, err);
-}
-
-static kvs_status load_all(mover_user *u, kvs_err *err)
-{
-    return load(u, 0, u->n, err);
-}
-
-static kvs_status raw(mover_user *u, bool load, uint64_t bytes, kvs_err *err)
-{
-    return load ? client_cuda_copy(u->lane, u->base, u->pinned, bytes, err)
-                : client_cuda_copy(u->lane, u->pinned, u->base, bytes, err);
-}
-
 /* One timed step: a STORE, a LOAD, or the raw copy of as many bytes. */
 typedef struct step {
-    mover_user *u;
+    bench_user *u;
     bool load, raw;
     uint64_t first_id;
     uint64_t began, ended;
@@ -188,12 +45,13 @@ static void *step_run(void *arg)
     step *x = arg;
 
     if (!x->raw)
-        name_keys(x->u, x->first_id);
+        bench_user_name(x->u, x->first_id);
     x->began = clock_ns();
     if (x->raw)
-        x->status = raw(x->u, x->load, x->u->n * x->u->slot_bytes, &x->err);
+        x->status = bench_user_raw(x->u, x->load, x->u->n * x->u->slot_bytes, &x->err);
     else
-        x->status = x->load ? load(x->u, x->first_id, x->u->n, &x->err) : store(x->u, x->first_id, &x->err);
+        x->status = x->load ? bench_user_load(x->u, x->first_id, x->u->n, &x->err)
+                            : bench_user_store(x->u, x->first_id, &x->err);
     x->ended = clock_ns();
     return NULL;
 }
@@ -249,7 +107,7 @@ static void add_rates(bench_gpu_result *r, const char *name, double *rates, doub
 }
 
 /* STORE and LOAD of whole blocks, each right after the raw copy of the same bytes. */
-static kvs_status rates_of(bench_gpu_result *r, mover_user *u, const char *how, double target, kvs_err *err)
+static kvs_status rates_of(bench_gpu_result *r, bench_user *u, const char *how, double target, kvs_err *err)
 {
     double rate[2][ROUNDS], plain[2][ROUNDS];
     char name[72];
@@ -278,7 +136,7 @@ static kvs_status rates_of(bench_gpu_result *r, mover_user *u, const char *how, 
     return KVS_OK;
 }
 
-static kvs_status both_ways(bench_gpu_result *r, mover_user *a, mover_user *b, const char *how, kvs_err *err)
+static kvs_status both_ways(bench_gpu_result *r, bench_user *a, bench_user *b, const char *how, kvs_err *err)
 {
     double rate[ROUNDS], plain[ROUNDS];
     char name[72];
@@ -288,7 +146,7 @@ static kvs_status both_ways(bench_gpu_result *r, mover_user *a, mover_user *b, c
         kvs_status s = kvs_reset(a->client, a->ns, 0, NULL, CALL_MS, err);
 
         if (s == KVS_OK)
-            s = store(a, 0, err);
+            s = bench_user_store(a, 0, err);
         if (s == KVS_OK)
             s = timed_both(&(step){.u = a, .load = true, .raw = true}, &(step){.u = b, .raw = true}, &raw_gbs, err);
         if (s == KVS_OK)
@@ -307,23 +165,23 @@ static kvs_status both_ways(bench_gpu_result *r, mover_user *a, mover_user *b, c
 }
 
 /* One block over the socket, in turn with the raw copy of one block. */
-static kvs_status latency(bench_gpu_result *r, mover_user *u, const char *how, kvs_err *err)
+static kvs_status latency(bench_gpu_result *r, bench_user *u, const char *how, kvs_err *err)
 {
     static double trips[TRIPS], plain[TRIPS];
     gpu_figure *f;
-    kvs_status s = store(u, 0, err);
+    kvs_status s = bench_user_store(u, 0, err);
 
     if (s == KVS_E_PARTIAL) /* they are there already */
         s = KVS_OK;
     for (int i = 0; i < TRIPS && s == KVS_OK; i++) {
         uint64_t at = clock_ns();
 
-        s = raw(u, true, u->slot_bytes, err);
+        s = bench_user_raw(u, true, u->slot_bytes, err);
         plain[i] = (double)(clock_ns() - at) / 1e3;
         if (s != KVS_OK)
             return s;
         at = clock_ns();
-        s = load(u, 0, 1, err);
+        s = bench_user_load(u, 0, 1, err);
         trips[i] = (double)(clock_ns() - at) / 1e3;
     }
     if (s != KVS_OK)
@@ -339,7 +197,7 @@ static kvs_status latency(bench_gpu_result *r, mover_user *u, const char *how, k
 
 /* Stores new blocks as fast as it can, until it is told to stop. */
 typedef struct flood {
-    mover_user *u;
+    bench_user *u;
     _Atomic bool stop, failed;
     kvs_err err;
 } flood;
@@ -349,14 +207,14 @@ static void *flood_run(void *arg)
     flood *f = arg;
 
     for (uint64_t id = 5000000; !f->stop; id += f->u->n)
-        if (store(f->u, id, &f->err) != KVS_OK) {
+        if (bench_user_store(f->u, id, &f->err) != KVS_OK) {
             f->failed = true;
             break;
         }
     return NULL;
 }
 
-static kvs_status trips_of(mover_user *u, double *ret, double *ret_p99, kvs_err *err)
+static kvs_status trips_of(bench_user *u, double *ret, double *ret_p99, kvs_err *err)
 {
     static double trips[TRIPS];
     kvs_status s = KVS_OK;
@@ -364,7 +222,7 @@ static kvs_status trips_of(mover_user *u, double *ret, double *ret_p99, kvs_err 
     for (int i = 0; i < TRIPS && s == KVS_OK; i++) {
         uint64_t at = clock_ns();
 
-        s = load(u, 0, 1, err);
+        s = bench_user_load(u, 0, 1, err);
         trips[i] = (double)(clock_ns() - at) / 1e3;
     }
     if (s != KVS_OK)
@@ -375,7 +233,7 @@ static kvs_status trips_of(mover_user *u, double *ret, double *ret_p99, kvs_err 
 }
 
 /* One block loaded again and again while the other direction is as busy as it can be. */
-static kvs_status latency_in_flood(bench_gpu_result *r, mover_user *u, mover_user *other, const char *how, kvs_err *err)
+static kvs_status latency_in_flood(bench_gpu_result *r, bench_user *u, bench_user *other, const char *how, kvs_err *err)
 {
     flood x = {.u = other};
     double idle = 0, beside = 0, p99 = 0;
@@ -414,7 +272,7 @@ static kvs_status attend(void *ud, bool (*on_call)(void *call_ud), void *call_ud
 }
 
 /* How fast the busy process is alone, and while blocks go out and come back. */
-static kvs_status slow_down(bench_gpu_result *r, mover_user *u, busy *b, const char *how, kvs_err *err)
+static kvs_status slow_down(bench_gpu_result *r, bench_user *u, busy *b, const char *how, kvs_err *err)
 {
     kvs_status s = busy_go(b, err);
     double alone = 0;
@@ -430,7 +288,7 @@ static kvs_status slow_down(bench_gpu_result *r, mover_user *u, busy *b, const c
             if (load == 0)
                 s = kvs_reset(u->client, u->ns, 0, NULL, CALL_MS, err);
             if (s == KVS_OK)
-                s = load == 0 ? store(u, 0, err) : load_all(u, err);
+                s = load == 0 ? bench_user_store(u, 0, err) : bench_user_load(u, 0, u->n, err);
         }
         beside = (double)(busy_calls(b) - calls) / (double)(clock_ns() - began) * 1e9;
         f = add(r, "calls a second", true, 0.95);
@@ -483,17 +341,17 @@ static kvs_status run_daemon(bench_gpu_result *r, bool checksum, kvs_err *err)
                                     "device.max_region_bytes=8GiB"};
     const char *how = checksum ? "checksum on" : "checksum off";
     private_daemon d = {0};
-    mover_user whole = {0}, other = {0}, small = {0};
+    bench_user whole = {0}, other = {0}, small = {0};
     kvs_status s = private_start(&d, settings, 3, err);
 
     if (s == KVS_OK)
-        s = user_open(&whole, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, false, err);
+        s = bench_user_open(&whole, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, false, err);
     if (s == KVS_OK)
         s = rates_of(r, &whole, how, 0.98, err);
     if (s == KVS_OK)
         s = latency(r, &whole, how, err);
     if (s == KVS_OK)
-        s = user_open(&other, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, false, err);
+        s = bench_user_open(&other, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, false, err);
     if (s == KVS_OK)
         s = latency_in_flood(r, &whole, &other, how, err);
     if (s == KVS_OK)
@@ -501,12 +359,12 @@ static kvs_status run_daemon(bench_gpu_result *r, bool checksum, kvs_err *err)
     if (s == KVS_OK)
         s = kvs_reset(whole.client, NULL, 0, NULL, CALL_MS, err);
     if (s == KVS_OK)
-        s = user_open(&small, d.socket, SMALL_LAYERS, TOKENS, SMALL_BLOCKS, false, err);
+        s = bench_user_open(&small, d.socket, SMALL_LAYERS, TOKENS, SMALL_BLOCKS, false, err);
     if (s == KVS_OK)
         s = rates_of(r, &small, how, 0.96, err);
-    user_close(&small);
-    user_close(&other);
-    user_close(&whole);
+    bench_user_close(&small);
+    bench_user_close(&other);
+    bench_user_close(&whole);
     private_stop(&d);
     return s;
 }
@@ -519,21 +377,21 @@ static kvs_status run_pages(bench_gpu_result *r, kvs_err *err)
                                            "mover.kernel_blocks=8"};
     static const char *const how = "pages of 72 KiB by 8 CTAs", *const how_short = "pages of 18 KiB by 8 CTAs";
     private_daemon d = {0};
-    mover_user pages = {0}, shorter = {0};
+    bench_user pages = {0}, shorter = {0};
     kvs_status s = private_start(&d, settings, 5, err);
 
     if (s == KVS_OK)
-        s = user_open(&pages, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, true, err);
+        s = bench_user_open(&pages, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, true, err);
     if (s == KVS_OK)
         s = rates_of(r, &pages, how, 0.90, err);
     if (s == KVS_OK)
         s = kvs_reset(pages.client, NULL, 0, NULL, CALL_MS, err);
     if (s == KVS_OK)
-        s = user_open(&shorter, d.socket, WHOLE_LAYERS, SHORT_TOKENS, SHORT_BLOCKS, true, err);
+        s = bench_user_open(&shorter, d.socket, WHOLE_LAYERS, SHORT_TOKENS, SHORT_BLOCKS, true, err);
     if (s == KVS_OK)
         s = rates_of(r, &shorter, how_short, 0.86, err);
-    user_close(&shorter);
-    user_close(&pages);
+    bench_user_close(&shorter);
+    bench_user_close(&pages);
     private_stop(&d);
     return s;
 }
@@ -542,14 +400,14 @@ static kvs_status run_beside(bench_gpu_result *r, busy *b, kvs_err *err)
 {
     static const char *const settings[] = {"pool.max_bytes=3GiB", "device.max_region_bytes=8GiB"};
     private_daemon d = {0};
-    mover_user whole = {0};
+    bench_user whole = {0};
     kvs_status s = private_start(&d, settings, 2, err);
 
     if (s == KVS_OK)
-        s = user_open(&whole, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, false, err);
+        s = bench_user_open(&whole, d.socket, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS, false, err);
     if (s == KVS_OK)
         s = slow_down(r, &whole, b, "checksum on", err);
-    user_close(&whole);
+    bench_user_close(&whole);
     private_stop(&d);
     return s;
 }

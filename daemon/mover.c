@@ -15,7 +15,7 @@ enum {
     ENGINE_COPIES = 256, /* of a batch */
     KERNEL_COPIES = 1024,
     SHARED_BLOCKS = 2,
-    SUM_THREADS = 12, /* some 8 GB/s each, from memory; a link has 55 */
+    SUM_THREADS = 8, /* some 8 GB/s each, from memory; a link has 55 */
     FULL_BATCHES = 16, /* of a job, from which on its batches are no shorter for being its first ones */
 };
 /* Where batches are queued ahead, a job begins and ends with small ones: the first is on its way at once, and not much is
@@ -308,8 +308,6 @@ static void announce_end(run *r)
     if (j->announced || r->at.item < j->n_items || flying > LAST_BYTES || r->m->depth == 1)
         return;
     j->announced = true;
-    if (r->m->sums != NULL && j->checksum)
-        sums_hurry(r->m->sums);
     if (r->m->sink.soon != NULL)
         r->m->sink.soon(r->m->sink.ud);
 }

@@ -15,8 +15,8 @@ enum {
     ENGINE_COPIES = 256, /* of a batch */
     KERNEL_COPIES = 1024,
     SHARED_BLOCKS = 2,
+    SUM_THREADS = 8,   /* some 8 GB/s each, from memory; a link has 55 */
     FULL_BATCHES = 16, /* of a job, from which on its batches are no shorter for being its first ones */
-    SUM_THREADS = 10,  /* some 8 GB/s each, from memory */
 };
 /* Where batches are queued ahead, a job begins and ends with small ones: the first is on its way at once, and not much is
  * left to do when the last has landed. */
@@ -308,8 +308,6 @@ static void announce_end(run *r)
     if (j->announced || r->at.item < j->n_items || flying > LAST_BYTES || r->m->depth == 1)
         return;
     j->announced = true;
-    if (r->m->sums != NULL && j->checksum)
-        sums_hurry(r->m->sums);
     if (r->m->sink.soon != NULL)
         r->m->sink.soon(r->m->sink.ud);
 }
@@ -444,22 +442,11 @@ static void mover_stop(void *ud)
     m->dev->ops->queue_close(m->queue);
 }
 
-static void mover_warm(void *ud)
-{
-    mover *m = ud;
-
-    if (m->dev->ops->warm == NULL || m->lost)
-        return;
-    beat_mark(BEAT_IN_CALL);
-    m->dev->ops->warm(m->queue);
-    beat_mark(BEAT_RUNNING);
-}
-
 /* [queued ahead] */
-static const worker_ops load_ops[2] = {{"kvs-load", mover_start, mover_turn, mover_stop, false, NULL},
-                                       {"kvs-load", mover_start, mover_turn, mover_stop, true, mover_warm}};
-static const worker_ops store_ops[2] = {{"kvs-store", mover_start, mover_turn, mover_stop, false, NULL},
-                                        {"kvs-store", mover_start, mover_turn, mover_stop, true, mover_warm}};
+static const worker_ops load_ops[2] = {{"kvs-load", mover_start, mover_turn, mover_stop, false},
+                                       {"kvs-load", mover_start, mover_turn, mover_stop, true}};
+static const worker_ops store_ops[2] = {{"kvs-store", mover_start, mover_turn, mover_stop, false},
+                                        {"kvs-store", mover_start, mover_turn, mover_stop, true}};
 
 /* Beside the mover's own thread; a core is left to the loop. */
 static unsigned sum_threads(void)

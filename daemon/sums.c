@@ -15,9 +15,10 @@
 
 enum {
     MAX_THREADS = 16,
-    BLOCKS = 256,   /* begun at once; a job has one that is cut, and each tenant one job */
-    HURRY_US = 300, /* that no thread sleeps after sums_hurry: twice as long as the last bytes of a job take */
-    NICE = 5,       /* of the threads: there are many, and those that move bytes must not wait for them */
+    LAST_US = 500, /* that the owner looks out for the last parts, before it sleeps */
+    BLOCKS = 256,  /* begun at once; a job has one that is cut, and each tenant one job */
+    PATIENCE_US =
+        2000, /* that a thread looks out for the next part while blocks come in; waking it up would take 50 us */
 };
 #define NONE UINT32_MAX
 
@@ -37,11 +38,12 @@ struct sums {
     pthread_cond_t work, done;
     block blocks[BLOCKS];
     uint32_t free, first, last; /* first..last: runnable, those with parts that are ready and not taken */
-    uint32_t in_work;           /* parts that somebody sums now */
+    _Atomic uint32_t in_work;   /* parts that somebody sums now; changed under the lock */
+    uint32_t open;              /* blocks that are begun and not finished */
     unsigned sleeping;
     bool closing, may_spin;
-    _Atomic uint32_t tick;           /* something became ready */
-    _Atomic uint64_t hurry_until_us; /* nobody sleeps before then */
+    _Atomic uint32_t tick; /* something became ready, or nothing will */
+    _Atomic bool busy;     /* from the first begin to a finish: nobody sleeps */
 };
 
 /* ---- sums ---- */
@@ -109,6 +111,7 @@ static void make_runnable(sums *s, block *b)
 
 static void release(sums *s, block *b)
 {
+    s->open--;
     b->next = s->free;
     s->free = index_of(s, b);
 }
@@ -157,7 +160,9 @@ static bool take(sums *s)
 /* True: something became ready.  The lock is not held. */
 static bool spin(const sums *s, uint32_t seen)
 {
-    while (thread_now_us() < atomic_load_explicit(&s->hurry_until_us, memory_order_relaxed))
+    uint64_t end = thread_now_us() + PATIENCE_US;
+
+    while (atomic_load_explicit(&s->busy, memory_order_relaxed) && thread_now_us() < end)
         for (int i = 0; i < 16; i++) {
             if (atomic_load_explicit(&s->tick, memory_order_relaxed) != seen)
                 return true;
@@ -186,7 +191,6 @@ static void *sums_main(void *arg)
 {
     sums *s = arg;
 
-    thread_be_nice(NICE);
     (void)pthread_mutex_lock(&s->lock);
     while (!s->closing)
         if (!take(s))
@@ -209,6 +213,7 @@ kvs_status sums_create(sums **ret, unsigned n_threads, kvs_err *err)
     (void)pthread_cond_init(&s->done, NULL);
     s->may_spin = thread_may_spin();
     s->free = s->first = NONE;
+    s->open = BLOCKS;
     for (uint32_t i = BLOCKS; i-- > 0;)
         release(s, &s->blocks[i]);
     n_threads = n_threads < MAX_THREADS ? n_threads : MAX_THREADS;
@@ -244,6 +249,11 @@ uint32_t sums_begin(sums *s, const void *at, uint64_t bytes, uint64_t *ret)
     b->n_parts = count_parts(bytes, part);
     b->ready = b->taken = b->finished = 0;
     b->runnable = b->forgotten = false;
+    s->open++;
+    if (!atomic_load_explicit(&s->busy, memory_order_relaxed)) {
+        atomic_store_explicit(&s->busy, true, memory_order_relaxed);
+        (void)pthread_cond_broadcast(&s->work);
+    }
     (void)pthread_mutex_unlock(&s->lock);
     return index_of(s, b);
 }
@@ -274,15 +284,19 @@ void sums_forget(sums *s, uint32_t handle)
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-void sums_hurry(sums *s)
+/* Nothing is left to take.  The lock is held before and after. */
+static void await_others(sums *s)
 {
-    if (!s->may_spin)
-        return;
-    atomic_store_explicit(&s->hurry_until_us, thread_now_us() + HURRY_US, memory_order_relaxed);
-    (void)pthread_mutex_lock(&s->lock);
-    if (s->sleeping > 0)
-        (void)pthread_cond_broadcast(&s->work);
-    (void)pthread_mutex_unlock(&s->lock);
+    uint64_t end = thread_now_us() + LAST_US;
+
+    if (s->may_spin) {
+        (void)pthread_mutex_unlock(&s->lock);
+        while (atomic_load_explicit(&s->in_work, memory_order_relaxed) > 0 && thread_now_us() < end)
+            thread_relax();
+        (void)pthread_mutex_lock(&s->lock);
+    }
+    if (s->first == NONE && s->in_work > 0)
+        (void)pthread_cond_wait(&s->done, &s->lock);
 }
 
 void sums_finish(sums *s)
@@ -290,7 +304,9 @@ void sums_finish(sums *s)
     (void)pthread_mutex_lock(&s->lock);
     while (take(s) || s->in_work > 0)
         if (s->first == NONE && s->in_work > 0)
-            (void)pthread_cond_wait(&s->done, &s->lock);
+            await_others(s);
+    if (s->open == 0) /* else another job of the owner's goes on */
+        atomic_store_explicit(&s->busy, false, memory_order_relaxed);
     (void)pthread_mutex_unlock(&s->lock);
 }
 

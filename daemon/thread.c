@@ -2,8 +2,6 @@
 
 #include <signal.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,12 +30,6 @@ void thread_mutex_init(pthread_mutex_t *m)
 #endif
     (void)pthread_mutex_init(m, &attr);
     (void)pthread_mutexattr_destroy(&attr);
-}
-
-void thread_be_nice(int steps)
-{
-    /* On Linux this is a thread's own, whatever POSIX says. */
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), steps);
 }
 
 bool thread_may_spin(void)

@@ -7,13 +7,16 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 NVCC    ?= $(shell command -v nvcc 2>/dev/null)
-CUDA_ARCHS ?= 90a
+CUDA_ARCHS ?= $(if $(FAT),80 90a 100 ptx80,90a)
 
 # Quiet unless V=1.
 Q := $(if $(V),,@)
 say = @$(if $(V),:,echo '  $(1)  $@')
 comma := ,
-BUILD := build/$(if $(MUTANT),mutant,$(if $(SAN),$(subst $(comma),-,$(SAN)),release))
+# FAT=1: code for every card, as it is shipped; takes its time.
+BUILD := build/$(if $(MUTANT),mutant$(if $(NVCC),,-cpu),$(if $(SAN),$(subst $(comma),-,$(SAN)),$(if $(FAT),fat,release)))
+# Objects of nvcc are the same under every sanitizer.
+CU := $(if $(MUTANT)$(FAT),$(BUILD),build/release)
 WARN  := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Wundef \
          -Wcast-qual -Wwrite-strings
 OPT   ?= -O2
@@ -24,20 +27,24 @@ ALL_LD := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
 CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
 CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
+GENCODE   := $(foreach a,$(filter-out ptx%,$(CUDA_ARCHS)),-gencode arch=compute_$(a),code=sm_$(a)) \
+             $(foreach a,$(patsubst ptx%,%,$(filter ptx%,$(CUDA_ARCHS))),-gencode arch=compute_$(a),code=compute_$(a))
 CUDA_CC    = $(NVCC) -std=c++17 -O3 -I. -DKVS_CUDA $(if $(MUTANT),-DKVS_MUTATION) -Xcompiler -fPIC,-Wall,-Wextra -Werror all-warnings \
-             $(foreach a,$(filter-out ptx%,$(CUDA_ARCHS)),-gencode arch=compute_$(a),code=sm_$(a)) \
-             $(foreach a,$(patsubst ptx%,%,$(filter ptx%,$(CUDA_ARCHS))),-gencode arch=compute_$(a),code=compute_$(a)) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_EXTRA)
+             $(GENCODE) -MMD -MP -MF $(@:.o=.d) -MT $@ $(NVCC_EXTRA)
 # One rounding a operation: the same bits with every compiler that follows IEEE 754.
-$(BUILD)/kernels/merge.cu.o: NVCC_EXTRA := --fmad=false
+$(CU)/kernels/merge.cu.o: NVCC_EXTRA := --fmad=false
 KERNEL_C := -O3 -ffp-contract=off -fno-math-errno
 
 sources = $(wildcard $(1)/*.c)
 objects = $(patsubst %.c,$(BUILD)/%.o,$(1))
 PROTO   := $(call objects,$(call sources,proto))
 CONFIG  := $(call objects,$(call sources,config))
-KERNELS := $(call objects,$(call sources,kernels)) $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard kernels/*.cu)))
+# The client's kernel travels as bytes: it is loaded by the driver, so that libkvstride links without CUDA.
+PACK    := $(if $(NVCC),$(BUILD)/kernels/client_pack_image.o)
+KERNELS := $(call objects,$(call sources,kernels)) $(PACK) \
+           $(if $(NVCC),$(patsubst %,$(CU)/%.o,$(filter-out kernels/client_pack.cu,$(wildcard kernels/*.cu))))
 DAEMON  := $(call objects,$(filter-out daemon/main.c,$(call sources,daemon)))
-CLIENT  := $(call objects,$(call sources,proto/client) kernels/client_cuda.c)
+CLIENT  := $(call objects,$(call sources,proto/client) $(wildcard kernels/client_*.c)) $(PACK)
 CTL     := $(call objects,$(filter-out proto/ctl/main.c,$(call sources,proto/ctl)))
 SUPPORT := $(call objects,$(call sources,tests/support))
 # Archives, so that a test links what it uses and no more.
@@ -49,17 +56,18 @@ SO := libkvstride.so.0
 # The kernels for engines that launch in their own process: without the daemon's device, and without libcrypto.
 KERNELS_SO  := libkvstride-kernels.so.0
 KERNELS_API := $(filter-out $(patsubst %,$(BUILD)/kernels/%.o,client_cuda copy cuda_driver cuda_memory cuda_queue cuda_used \
-                 device_cpu device_cuda host_memory mla_oracle),$(KERNELS)) $(BUILD)/proto/format.o $(BUILD)/proto/status.o
+                 device_cpu device_cuda host_memory host_pages mla_oracle),$(KERNELS)) $(BUILD)/proto/format.o $(BUILD)/proto/status.o
 
 PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO) $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a
 tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
-GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/gpu/*.cu)))
+GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(BUILD)/tests/gpu/gpu_engine.o $(if $(NVCC),$(patsubst %,$(CU)/%.o,$(wildcard tests/gpu/*.cu)))
+POISON := $(if $(NVCC),$(BUILD)/tests/fault/poison.so)
 KB    := $(call objects,$(wildcard tests/kernels/kb_*.c) tests/kernels/kernels_bench.c tests/support/random.c) \
-         $(if $(NVCC),$(BUILD)/tests/gpu/fill_cuda.cu.o)
-KT    := $(call objects,$(wildcard tests/kernels/kt*.c) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c) \
-         $(if $(NVCC),$(patsubst %,$(BUILD)/%.o,$(wildcard tests/kernels/*.cu tests/gpu/oracle_cuda.cu)))
+         $(if $(NVCC),$(CU)/tests/gpu/fill_cuda.cu.o)
+KT    := $(call objects,$(wildcard tests/kernels/kt*.c) tests/gpu/gpu_case.c tests/support/random.c tests/support/mla_case.c tests/support/mla_token.c) \
+         $(if $(NVCC),$(patsubst %,$(CU)/%.o,$(wildcard tests/kernels/*.cu tests/gpu/oracle_cuda.cu)))
 RACE  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/race/race_*.c))
 FUZZ  := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 GPU_BENCH := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/gpu/bench_*.c)) $(BUILD)/kernels-bench
@@ -111,9 +119,22 @@ $(BUILD)/$(KERNELS_SO): $(KERNELS_API) kernels/exports.map
 	    $(filter %.o,$^) -lm $(CUDA_LIBS)
 	$(Q)ln -sf $(KERNELS_SO) $(BUILD)/libkvstride-kernels.so
 
+# For the cards of CUDA_ARCHS, and as PTX for every later one.
+$(BUILD)/kernels/client_pack.fatbin: kernels/client_pack.cu kernels/client_pack_params.h
+	$(call say,NVCC)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) -std=c++17 -O3 -I. -Werror all-warnings -fatbin $(GENCODE) -gencode arch=compute_80,code=compute_80 -o $@ $<
+$(BUILD)/kernels/client_pack_image.c: $(BUILD)/kernels/client_pack.fatbin
+	$(Q){ echo 'extern const unsigned char client_pack_image[];'; \
+	    echo '_Alignas(16) const unsigned char client_pack_image[] = {'; \
+	    od -An -v -tu1 $< | sed 's/  */ /g; s/\([0-9]\)\( \|$$\)/\1,\2/g'; echo '};'; } > $@
+$(BUILD)/kernels/client_pack_image.o: $(BUILD)/kernels/client_pack_image.c
+	$(call say,CC)
+	$(Q)$(CC) $(ALL_C) -c -o $@ $<
+
 $(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C) -fvisibility=default
 $(BUILD)/tests/gpu/%.o $(BUILD)/tests/kernels/%.o: ALL_C += $(CUDA_C)
-$(BUILD)/%.cu.o: %.cu
+$(CU)/%.cu.o: %.cu
 	$(call say,NVCC)
 	@mkdir -p $(@D)
 	$(Q)$(CUDA_CC) -c -o $@ $<
@@ -126,6 +147,12 @@ TEST_LIBS := $(BUILD)/libsupport.a $(BUILD)/libctl.a $(LIB_CLIENT) $(LIB_DAEMON)
 $(BUILD)/tests/unit/%: $(BUILD)/tests/unit/%.o $(TEST_LIBS)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
+# A driver of its own for the tests of libkvstride's GPU side; found by path, so that no other program meets it.
+$(BUILD)/tests/fake/libcuda.so.1: tests/fake/fake_cuda.c tests/fake/fake_cuda.h kernels/client_pack_params.h
+	$(call say,LD)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(filter-out -MMD -MP,$(ALL_C)) $(ALL_LD) -shared -Wl,-soname,libcuda.so.1 -o $@ $<
+$(BUILD)/tests/unit/test_client_gpu: | $(BUILD)/tests/fake/libcuda.so.1
 $(BUILD)/tests/loop/%: $(BUILD)/tests/loop/%.o $(TEST_LIBS)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ -lcriterion $(DAEMON_LIBS)
@@ -141,6 +168,12 @@ $(BUILD)/tests/gpu/%: $(BUILD)/tests/gpu/%.o $(GPU_SUPPORT) $(TEST_LIBS)
 $(BUILD)/tests/bench/%: $(BUILD)/tests/bench/%.o $(TEST_LIBS)
 	$(call say,LD)
 	$(Q)$(CC) $(ALL_LD) -o $@ $^ $(DAEMON_LIBS)
+# What the GPU tests preload into the daemon.
+$(BUILD)/tests/gpu/test_gpu_service: | $(POISON)
+$(BUILD)/tests/fault/%.so: tests/fault/%.cu
+	$(call say,NVCC)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) -std=c++17 -O2 -shared -Xcompiler -fPIC,-Wall,-Wextra $(GENCODE) -o $@ $<
 # Every operation of kernels/ on the cpu and on CUDA; kernels-test-mutant has addresses that can be told to go wrong.
 $(BUILD)/kernels-test: $(KT) $(BUILD)/libkernels.a $(BUILD)/libproto.a
 	$(call say,LD)
@@ -171,9 +204,8 @@ test: deps
 test-programs: programs $(TESTS)
 # Every place that makes an address, every way to get it wrong: some case of that operation must fail.
 mutation: deps
-	@mkdir -p build/release
-	@$(MAKE) --no-print-directory build/release/kernels-test-mutant
-	@build/release/kernels-test-mutant --mutants
+	@$(MAKE) --no-print-directory MUTANT=1 NVCC= build/mutant-cpu/kernels-test
+	@build/mutant-cpu/kernels-test --mutants
 test-race:
 	@$(MAKE) --no-print-directory SAN=thread test
 
@@ -194,9 +226,12 @@ bench: all
 
 # ---- ship ---------------------------------------------------------------------------------------------------
 # Programs, tests and benches with every shared library they need: runs on any x86-64 Linux with glibc >= 2.36.
-bundle: all
+bundle: deps
+	@$(MAKE) --no-print-directory FAT=1 bundle-fat
+bundle-fat: programs
 	@$(MAKE) --no-print-directory $(TESTS) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
-	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
+	@tests/bundle $(BUILD) build/bundle $(PROGRAMS) $(TESTS) $(POISON) $(BENCH) $(GPU_BENCH) $(BUILD)/kernels-test-mutant
+	@cp tests/gpu/sanitize build/bundle/
 
 BIN := $(DESTDIR)$(PREFIX)/bin
 LIB := $(DESTDIR)$(PREFIX)/lib
@@ -226,7 +261,7 @@ install: all install-kernels
 	install -m 755 $(BUILD)/$(SO) $(LIB)
 	ln -sf $(SO) $(LIB)/libkvstride.so
 	install -m 644 $(BUILD)/libkvstride.a $(LIB)
-	install -m 644 proto/client/kvstride.h $(INC)
+	install -m 644 proto/client/kvstride.h proto/client/kvstride_pack.h $(INC)
 	install -m 644 proto/status.h proto/layout.h proto/backend.h $(INC)/proto
 	install -m 644 proto/PROTOCOL.md $(DOC)
 	install -m 644 systemd/README.md $(DOC)/operating.md
@@ -251,4 +286,4 @@ clean:
 	rm -rf build
 
 -include $(shell find build -path build/systemd -prune -o -name '*.d' -type f -print 2>/dev/null)
-.PHONY: all programs deps demo run test test-programs mutation FORCE test-race test-systemd check fuzz bench bundle install install-kernels uninstall clean
+.PHONY: all programs bundle-fat deps demo run test test-programs mutation FORCE test-race test-systemd check fuzz bench bundle install install-kernels uninstall clean

@@ -50,6 +50,8 @@ enum {
          "memory that belongs to one layout at a time; 0 = an eighth of the pool, 64MiB..256MiB")                      \
     INT(pool_max_slots, "pool.max_slots", 0, 0, 4294967294, "blocks", false,                                           \
         "exact number of blocks of each layout; 0 = as many as fit")                                                   \
+    INT(pool_numa_node, "pool.numa_node", -1, -1, 1023, "node", false,                                                 \
+        "memory node of the pool; -1 = the one next to the device; without effect where there is one node")            \
     PATH(                                                                                                              \
         pool_path, "pool.path", "", false,                                                                             \
         "folder on a tmpfs for the pool's memory, which then outlives the daemon; none = the service manager's store") \
@@ -61,6 +63,14 @@ enum {
          "daemon regions (device slots and scratch), all clients together")                                            \
     SIZE(device_max_import_bytes, "device.max_import_bytes", CONFIG_GIB(64), 0, CONFIG_TIB(4), true,                   \
          "engine memory that one client may import")                                                                   \
+    WORD(mover_path, "mover.path", "auto", "auto|engine|kernel", true,                                                 \
+         "what copies blocks on a GPU: its copy engines, a kernel, or for each size what the calibration says")        \
+    INT(mover_kernel_blocks, "mover.kernel_blocks", 0, 0, 1024, "thread blocks", true,                                 \
+        "most that a copy by kernel takes at once; 0 = what the calibration found to be enough")                       \
+    SIZE(mover_batch_bytes, "mover.batch_bytes", CONFIG_MIB(32), CONFIG_KIB(64), CONFIG_GIB(1), true,                  \
+         "bytes that are handed to a device at once; more urgent work waits for one or two such batches")              \
+    PATH(mover_calibration, "mover.calibration", "/var/lib/kvstrided", true,                                           \
+         "folder of the tables that kvstridectl calibrate makes")                                                      \
     INT(max_clients, "limits.max_clients", 256, 1, 65536, "connections", true,                                         \
         "client connections of each tenant; the admin socket has 8 places besides")                                    \
     SIZE(max_body_bytes, "limits.max_body_bytes", CONFIG_MIB(1), CONFIG_KIB(4), CONFIG_MIB(16), false,                 \
@@ -100,13 +110,14 @@ enum {
  * these keys.  Tenant 0 is always "default", who comes in by socket.path; an entry of that name gives it limits.
  *
  * NAME (field, key, reloadable, help)                      1..31 of a-z 0-9 _ -, beginning with a letter
- * UIDS (field, key, reloadable, help)                      array of user numbers
+ * UIDS (field, key, reloadable, help)                      array of user numbers, or names that are looked up once
  * FLAGS(field, key, default, choices, reloadable, help)    array of words of "a|b|c", kept as bits in that order */
 #define CONFIG_TENANT_OPTIONS(NAME, PATH, MODE, UIDS, FLAGS, SIZE, INT)                                                \
     NAME(name, "tenants.name", false, "who this is, also the socket's FileDescriptorName; \"default\" = socket.path")  \
     PATH(path, "tenants.path", "", false, "its listening socket; not for \"default\"")                                 \
     MODE(mode, "tenants.mode", 0660, false, "file mode of its socket; not for \"default\"")                            \
-    UIDS(uids, "tenants.uids", true, "users that may come in; none = all whom the file mode lets in")                  \
+    UIDS(uids, "tenants.uids", true,                                                                                   \
+         "users that may come in, by number or as /etc/passwd names them; none = all whom the file mode lets in")      \
     FLAGS(ops, "tenants.ops", CONFIG_OPS_ALL, "cache|compute|pin|reset", true,                                         \
           "what its clients may ask for; DROP is part of reset")                                                       \
     SIZE(quota_bytes, "tenants.quota_bytes", 0, 0, CONFIG_TIB(4), true,                                                \
@@ -142,6 +153,7 @@ typedef struct config_uids {
 typedef struct config_tenant {
     CONFIG_TENANT_OPTIONS(CONFIG_FIELD_NAME, CONFIG_FIELD_SOCKET, CONFIG_FIELD_MODE, CONFIG_FIELD_UIDS,
                           CONFIG_FIELD_FLAGS, CONFIG_FIELD_SIZE, CONFIG_FIELD_INT)
+    bool gone; /* a reload has taken it out: nobody comes in, it has no limits, and its name keeps its number */
 } config_tenant;
 
 typedef struct config {
@@ -164,7 +176,7 @@ kvs_status config_load(config *c, const char *path, kvs_err *err);
 /* Rules between keys (deadline.default_ms <= deadline.max_ms and the like); called by config_parse. */
 kvs_status config_check(const config *c, kvs_err *err);
 
-/* The number of the tenant with this name; CONFIG_MAX_TENANTS: there is none. */
+/* The number of the tenant with this name; CONFIG_MAX_TENANTS: there is none, or it is gone. */
 uint32_t config_find_tenant(const config *c, const char *name);
 
 /* "64GiB", "512KiB", "4096" -> bytes.  Units B KiB MiB GiB TiB only; E_CONFIG says what is wrong. */
@@ -179,8 +191,9 @@ typedef struct config_change {
 } config_change;
 typedef void config_on_change(void *ud, const config_change *change);
 
-/* Take over into *live what of `fresh` may change while the daemon runs.  A tenant keeps its number: new ones and those
- * that are gone wait for a restart.  The mixture has still to pass config_check. */
+/* Take over into *live what of `fresh` may change while the daemon runs.  A tenant's name keeps its number for as long as
+ * *live lives, also while it is gone: with CONFIG_MAX_TENANTS names used up, another new one waits for a restart.  The
+ * mixture has still to pass config_check. */
 void config_take_reloadable(config *live, const config *fresh);
 
 /* Call on_change (may be NULL) for each key that differs, in table order; returns how many do. */

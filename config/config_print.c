@@ -89,7 +89,7 @@ static void put_tenants(json_writer *w, const config *c)
     for (uint32_t i = 0; i < c->n_tenants; i++) {
         const config_tenant *t = &c->tenants[i];
 
-        if (tenant_is_plain(t))
+        if (t->gone || tenant_is_plain(t))
             continue;
         json_begin_object(w, NULL);
         for (const option *o = TENANT_OPTIONS; o < TENANT_OPTIONS + N_TENANT_OPTIONS; o++)
@@ -148,7 +148,7 @@ static void print_range(const option *o, FILE *to)
         fprintf(to, "1..%" PRId64 " of `a-z0-9_-`", o->max);
         return;
     case OPTION_UIDS:
-        fprintf(to, "0..%d users of %" PRId64 "..%" PRId64, CONFIG_MAX_UIDS, o->min, o->max);
+        fprintf(to, "0..%d users, each a name or %" PRId64 "..%" PRId64, CONFIG_MAX_UIDS, o->min, o->max);
         return;
     }
 }
@@ -223,6 +223,18 @@ static void put_size_forms(json_writer *w, const option *o)
     json_end(w);
 }
 
+static void put_user_forms(json_writer *w, const option *o)
+{
+    json_begin_array(w, "oneOf");
+    json_begin_object(w, NULL);
+    put_range(w, o);
+    json_end(w);
+    json_begin_object(w, NULL);
+    put_string_rule(w, "^[^:]+$");
+    json_end(w);
+    json_end(w);
+}
+
 static void put_list_rule(json_writer *w, const option *o)
 {
     json_put_string(w, "type", "array");
@@ -231,7 +243,7 @@ static void put_list_rule(json_writer *w, const option *o)
         json_put_i64(w, "maxItems", CONFIG_MAX_UIDS);
     json_begin_object(w, "items");
     if (o->kind == OPTION_UIDS)
-        put_range(w, o);
+        put_user_forms(w, o);
     else
         put_choices(w, o);
     json_end(w);

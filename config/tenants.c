@@ -20,12 +20,20 @@ void tenants_default(config *c)
     (void)snprintf(c->tenants[0].name, CONFIG_NAME_BYTES, "default");
 }
 
-uint32_t config_find_tenant(const config *c, const char *name)
+/* Whose name it is or was. */
+static uint32_t find_name(const config *c, const char *name)
 {
     for (uint32_t i = 0; i < c->n_tenants; i++)
         if (strcmp(c->tenants[i].name, name) == 0)
             return i;
     return CONFIG_MAX_TENANTS;
+}
+
+uint32_t config_find_tenant(const config *c, const char *name)
+{
+    uint32_t i = find_name(c, name);
+
+    return i < CONFIG_MAX_TENANTS && !c->tenants[i].gone ? i : CONFIG_MAX_TENANTS;
 }
 
 static bool is_first(const config_tenant *t)
@@ -157,7 +165,7 @@ static kvs_status check_path(const config *c, uint32_t i, kvs_err *err)
     else if (config_same_path(t->path, c->admin_path))
         other = "admin.path";
     for (uint32_t k = 1; k < i && other == NULL; k++)
-        if (config_same_path(t->path, c->tenants[k].path))
+        if (!c->tenants[k].gone && config_same_path(t->path, c->tenants[k].path))
             other = c->tenants[k].name;
     if (other != NULL)
         return kvs_fail(err, KVS_E_CONFIG, "tenants.%s.path: the same as that of %s, %s; they must differ", t->name,
@@ -185,7 +193,7 @@ kvs_status tenants_check(const config *c, kvs_err *err)
     kvs_status st = KVS_OK;
 
     for (uint32_t i = 0; i < c->n_tenants && st == KVS_OK; i++) {
-        st = check_one(c, i, err);
+        st = c->tenants[i].gone ? KVS_OK : check_one(c, i, err);
         floors += c->tenants[i].floor_bytes; /* 64 of at most 4 TiB */
     }
     if (st == KVS_OK && floors > c->pool_max_bytes)
@@ -220,20 +228,45 @@ static size_t one_changed(const config_tenant *a, const config_tenant *b, config
     return n;
 }
 
+/* The number that a new tenant would get in `live`, of which *n are given away: its own of before, or the next. */
+static uint32_t number_for(const config *live, const char *name, uint32_t *n)
+{
+    uint32_t i = find_name(live, name);
+
+    return i < CONFIG_MAX_TENANTS || *n == CONFIG_MAX_TENANTS ? i : (*n)++;
+}
+
 size_t tenants_changed(const config *from, const config *to, config_on_change *on_change, void *ud)
 {
+    uint32_t numbers = from->n_tenants;
     size_t n = 0;
 
     for (uint32_t i = 0; i < from->n_tenants; i++) {
         uint32_t k = config_find_tenant(to, from->tenants[i].name);
 
+        if (from->tenants[i].gone)
+            continue;
         n += k < CONFIG_MAX_TENANTS ? one_changed(&from->tenants[i], &to->tenants[k], on_change, ud)
-                                    : tell(from->tenants[i].name, "", false, "there", "gone", on_change, ud);
+                                    : tell(from->tenants[i].name, "", true, "there", "gone", on_change, ud);
     }
-    for (uint32_t k = 0; k < to->n_tenants; k++)
-        if (config_find_tenant(from, to->tenants[k].name) == CONFIG_MAX_TENANTS)
-            n += tell(to->tenants[k].name, "", false, "not there", "there", on_change, ud);
+    for (uint32_t k = 0; k < to->n_tenants; k++) {
+        const config_tenant *t = &to->tenants[k];
+
+        if (!t->gone && config_find_tenant(from, t->name) == CONFIG_MAX_TENANTS)
+            n += tell(t->name, "", number_for(from, t->name, &numbers) < CONFIG_MAX_TENANTS, "not there", "there",
+                      on_change, ud);
+    }
     return n;
+}
+
+static void take_out(config_tenant *t)
+{
+    char name[CONFIG_NAME_BYTES];
+
+    memcpy(name, t->name, sizeof name);
+    fill_default(t);
+    memcpy(t->name, name, sizeof name);
+    t->gone = true;
 }
 
 void tenants_take_reloadable(config *live, const config *fresh)
@@ -244,5 +277,15 @@ void tenants_take_reloadable(config *live, const config *fresh)
         for (const option *o = TENANT_OPTIONS; k < CONFIG_MAX_TENANTS && o < TENANT_OPTIONS + N_TENANT_OPTIONS; o++)
             if (o->reloadable)
                 option_copy(&live->tenants[i], &fresh->tenants[k], o);
+        if (k == CONFIG_MAX_TENANTS)
+            take_out(&live->tenants[i]);
+    }
+    for (uint32_t k = 0; k < fresh->n_tenants; k++) {
+        if (fresh->tenants[k].gone || config_find_tenant(live, fresh->tenants[k].name) < CONFIG_MAX_TENANTS)
+            continue;
+        uint32_t i = number_for(live, fresh->tenants[k].name, &live->n_tenants);
+
+        if (i < CONFIG_MAX_TENANTS)
+            live->tenants[i] = fresh->tenants[k];
     }
 }

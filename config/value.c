@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "config/users.h"
+
 /* ---- words for messages ---- */
 
 static const char *show(char buf[JSON_QUOTED_BYTES], const json_node *n)
@@ -232,24 +234,45 @@ static bool add_uid(config_uids *u, uint32_t uid)
     return true;
 }
 
+/* A number, or a name that has one here and now: what is kept, compared and printed is the number. */
+static kvs_status take_user(const option *o, const json_node *n, uint32_t *ret, kvs_err *err)
+{
+    char text[JSON_QUOTED_BYTES];
+    kvs_err why;
+    int64_t uid;
+
+    if (json_type_of(n) == JSON_STRING) {
+        if (users_find(json_string(n), ret, &why) != KVS_OK)
+            return kvs_fail(err, KVS_E_CONFIG, "%s: %s", o->key, why.msg);
+        if (*ret > (uint64_t)o->max)
+            return out_of_range(o, show(text, n), err);
+        return KVS_OK;
+    }
+    if (json_type_of(n) != JSON_NUMBER)
+        return wrong_type(o, n, "user names or numbers", err);
+    if (!json_whole(n, &uid) || uid < o->min || uid > o->max)
+        return out_of_range(o, show(text, n), err);
+    *ret = (uint32_t)uid;
+    return KVS_OK;
+}
+
 static kvs_status set_uids(void *base, const option *o, const json_node *v, kvs_err *err)
 {
     config_uids u = {0};
-    char text[JSON_QUOTED_BYTES];
-    int64_t uid;
+    uint32_t uid = 0;
 
     if (json_type_of(v) != JSON_ARRAY)
-        return wrong_type(o, v, "an array of user numbers", err);
+        return wrong_type(o, v, "an array of user names or numbers", err);
     if (json_size(v) > CONFIG_MAX_UIDS)
         return kvs_fail(err, KVS_E_CONFIG, "%s: %zu users, at most %d may be named", o->key, json_size(v),
                         CONFIG_MAX_UIDS);
     for (const json_node *n = json_first(v); n != NULL; n = json_next(n)) {
-        if (json_type_of(n) != JSON_NUMBER)
-            return wrong_type(o, n, "user numbers", err);
-        if (!json_whole(n, &uid) || uid < o->min || uid > o->max)
-            return out_of_range(o, show(text, n), err);
-        if (!add_uid(&u, (uint32_t)uid))
-            return kvs_fail(err, KVS_E_CONFIG, "%s: user %" PRId64 " is named twice", o->key, uid);
+        kvs_status st = take_user(o, n, &uid, err);
+
+        if (st != KVS_OK)
+            return st;
+        if (!add_uid(&u, uid))
+            return kvs_fail(err, KVS_E_CONFIG, "%s: user %" PRIu32 " is named twice", o->key, uid);
     }
     memcpy((char *)base + o->offset, &u, sizeof u);
     return KVS_OK;

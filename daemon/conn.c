@@ -33,6 +33,7 @@ struct conn {
     reply *out, **out_tail;
     size_t out_bytes;
     uint64_t opened_us, partial_us, blocked_us, half_us; /* since when; 0: not */
+    const char *farewell;  /* reason: nothing more is read, and closed when all replies are out; NULL: not */
     const char *condemned; /* reason; closed on the next turn, outside of any call from the peer */
     bool more;             /* frames may be left in the reader */
     bool stalled;          /* sending failed for lack of kernel memory */
@@ -371,7 +372,7 @@ static bool handle_frames(conn *c, int64_t *budget)
     kvs_err err = {0};
     frame f;
 
-    while (*budget > 0 && !c->closing && c->condemned == NULL && !is_paused(c)) {
+    while (*budget > 0 && !c->closing && c->condemned == NULL && c->farewell == NULL && !is_paused(c)) {
         if (!frame_next(&c->reader, &f, &err)) {
             c->more = false;
             if (c->reader.broken != KVS_OK)
@@ -395,7 +396,9 @@ static void maybe_finish(conn *c)
 {
     if (c->closing || c->half_us == 0 || c->more || c->out != NULL || peer_in_flight(c->peer) != 0)
         return;
-    if (frame_is_partial(&c->reader))
+    if (c->farewell != NULL)
+        drop(c, c->farewell, NULL);
+    else if (frame_is_partial(&c->reader))
         drop(c, "cut_frame", NULL);
     else
         leave(c, "end_of_stream");
@@ -409,7 +412,7 @@ static void settle(conn *c)
     maybe_finish(c);
     if (c->closing)
         return;
-    if (frame_is_partial(&c->reader) && !c->more && c->partial_us == 0) {
+    if (frame_is_partial(&c->reader) && !c->more && c->partial_us == 0 && c->farewell == NULL) {
         c->partial_us = conn_now_us();
         wait_until(c->host, c->partial_us + ms(c->host->config->frame_timeout_ms));
     }
@@ -606,11 +609,28 @@ void conns_check(conn_host *h, uint64_t now_us)
     }
 }
 
+static void say_farewell(conn *c, const char *reason)
+{
+    c->farewell = reason;
+    c->more = false;
+    c->partial_us = 0;
+    if (c->half_us == 0)
+        c->half_us = conn_now_us();
+    wait_until(c->host, c->half_us + ms(HALF_CHECK_MS));
+    peer_dismiss(c->peer);
+    do_later(c);
+}
+
 void conns_recheck(conn_host *h)
 {
-    for (conn *c = h->all; c != NULL; c = c->all.next)
-        if (!c->closing && !c->info.is_admin && !tenant_lets_in(h->config, c->info.tenant, c->info.uid))
+    for (conn *c = h->all; c != NULL; c = c->all.next) {
+        if (c->closing || c->info.is_admin || c->info.denied != NULL || c->farewell != NULL)
+            continue;
+        if (tenant_is_gone(h->config, c->info.tenant))
+            say_farewell(c, "tenant_removed");
+        else if (!tenant_lets_in(h->config, c->info.tenant, c->info.uid))
             condemn(c, "no_longer_allowed");
+    }
 }
 
 bool conns_flushed(const conn_host *h)

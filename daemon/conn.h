@@ -57,7 +57,8 @@ bool conns_turn(conn_host *h);
 /* Drop what waits for too long.  Call when due_us has come; sets the next due_us. */
 void conns_check(conn_host *h, uint64_t now_us);
 
-/* The lists of users have changed (a reload): who may no longer come in goes on the next turn. */
+/* Tenants have changed (a reload): who may no longer come in goes on the next turn.  Those whose tenant is gone get the
+ * replies that are still to come first; what they ask now is not read. */
 void conns_recheck(conn_host *h);
 
 bool conns_flushed(const conn_host *h); /* no reply is waiting to be sent */

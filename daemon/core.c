@@ -9,6 +9,7 @@
 
 #include "daemon/beat.h"
 #include "daemon/log.h"
+#include "kernels/host_node.h"
 
 /* ---- deadlines: a binary heap, the earliest first; due_at is the place in it plus one ---- */
 
@@ -94,8 +95,13 @@ static device *host_of(const core *c)
 static void grow_run(pinner_task *t)
 {
     core *c = (core *)(void *)((uint8_t *)t - offsetof(core, grow));
+    device *dev = host_of(c);
 
-    c->grow_err.status = host_of(c)->ops->host_register(host_of(c), c->growing.address, c->growing.bytes, &c->grow_err);
+    c->grow_err.status = kvs_host_node_place(c->growing.address, c->growing.bytes, c->numa_node, &c->grow_err);
+    if (c->config->pool_numa_node < 0) /* nobody asked for it: a container that forbids it is no fault */
+        c->grow_err.status = KVS_OK;
+    if (c->grow_err.status == KVS_OK)
+        c->grow_err.status = dev->ops->host_register(dev, c->growing.address, c->growing.bytes, &c->grow_err);
 }
 
 static void grow_next(core *c);
@@ -208,6 +214,19 @@ static void resize_next(core *c)
         drop_next(c);
 }
 
+/* Smaller, it must leave the tenants what they were promised. */
+static kvs_status check_floors(const core *c, const config *next, kvs_err *err)
+{
+    const char *names[CONFIG_MAX_TENANTS];
+    uint64_t floors[CONFIG_MAX_TENANTS];
+
+    for (uint32_t t = 0; t < next->n_tenants; t++) {
+        names[t] = next->tenants[t].name;
+        floors[t] = (uint64_t)next->tenants[t].floor_bytes;
+    }
+    return directory_check_size(c->dir, (uint64_t)next->pool_max_bytes, names, floors, err);
+}
+
 kvs_status core_check_config(const core *c, const config *next, kvs_err *err)
 {
     uint64_t most = pool_reserved(c->pool), least = pool_extent_bytes(c->pool), want = (uint64_t)next->pool_max_bytes;
@@ -219,7 +238,7 @@ kvs_status core_check_config(const core *c, const config *next, kvs_err *err)
                         "pool.max_bytes: %" PRIu64 " bytes take a restart; %" PRIu64 "..%" PRIu64
                         " do not (an extent, and what was reserved: pool.reserve_bytes)",
                         want, least, most);
-    return KVS_OK;
+    return check_floors(c, next, err);
 }
 
 /* ---- life ---- */
@@ -298,6 +317,7 @@ static kvs_status make_pool(core *c, persist *memory, kvs_err *err)
                       .memory = memory};
     directory_config dc = {.evict = &evict_lru,
                            .n_tenants = c->config->n_tenants,
+                           .max_tenants = CONFIG_MAX_TENANTS,
                            .hash_seed = c->seed,
                            .on_event = on_event,
                            .ud = c,
@@ -339,6 +359,39 @@ static void share_link(const core *c, uint32_t tenant, uint32_t share)
     }
 }
 
+/* What the configuration and the card's table say of copies. */
+static void set_mover(const core *c, const core_device *d, int dir)
+{
+    const copy_table *table = d->calibration.is_measured ? &d->calibration.table : NULL;
+    mover_settings s = {.batch_bytes = (uint64_t)c->config->mover_batch_bytes};
+
+    route_rules_make(&s.rules, c->config, table, dir, d->dev->ops->copies_by_kernel);
+    mover_set(dir == 0 ? d->load : d->store, &s);
+}
+
+static void set_movers(core *c)
+{
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        calibration_read(&c->devices[i].calibration, c->config, c->devices[i].dev);
+        set_mover(c, &c->devices[i], 0);
+        set_mover(c, &c->devices[i], 1);
+    }
+}
+
+static void log_calibration(const core *c)
+{
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        const core_device *d = &c->devices[i];
+        const calibration *x = &d->calibration;
+        char why[2 * KVS_ERR_MSG_BYTES];
+
+        if (d->dev->ops->copies_by_kernel)
+            log_event(LOG_LEVEL_INFO, "calibration", " device=%s decides=%s date=%s reason=%s", d->name,
+                      calibration_source(x, c->config, d->dev), x->is_measured ? x->table.date : "-",
+                      log_quote(why, sizeof(why), x->why, strlen(x->why)));
+    }
+}
+
 static void limit_tenants(core *c)
 {
     for (uint32_t t = 0; t < c->config->n_tenants; t++) {
@@ -361,18 +414,67 @@ void core_reloaded(core *c, kvs_status s, const kvs_err *err)
     c->reload_err = s != KVS_OK ? *err : (kvs_err){0};
 }
 
+/* Nobody can ask for these blocks any more: they go, pinned or leased or not.  What is being copied goes when that ends. */
+static void empty_gone_tenants(core *c)
+{
+    for (uint32_t t = 0; t < c->config->n_tenants; t++) {
+        directory_reset_result r;
+        directory_tenant x;
+
+        directory_get_tenant(c->dir, t, &x);
+        if (!c->config->tenants[t].gone || (x.used_bytes == 0 && x.n_leases == 0))
+            continue;
+        directory_reset(c->dir, t, WIRE_NONE32, true, &r);
+        log_event(LOG_LEVEL_INFO, "tenant_emptied",
+                  " tenant=%s blocks=%" PRIu64 " unfinished=%" PRIu64 " leases=%" PRIu64, tenant_name(c->config, t),
+                  r.dropped, r.aborted, r.leases);
+    }
+    core_rest(c);
+}
+
 void core_configured(core *c)
 {
+    directory_add_tenants(c->dir, c->config->n_tenants);
     limit_tenants(c);
+    set_movers(c);
+    log_calibration(c);
+    empty_gone_tenants(c);
     c->step_due = true; /* somebody may be above a quota now */
     c->resize_due = true;
     resize_next(c);
     grow_next(c);
 }
 
+/* One that was asked for must be there; the device's own is only advice. */
+static kvs_status check_node(const config *cfg, kvs_err *err)
+{
+    kvs_err why = {0};
+    kvs_status s = kvs_host_node_check((int32_t)cfg->pool_numa_node, &why);
+
+    return s == KVS_OK ? s : kvs_fail(err, s, "pool.numa_node: %s", why.msg);
+}
+
 kvs_status core_create(core **ret, const config *cfg, device *dev, work_sink sink, uint64_t now_us, kvs_err *err)
 {
     return core_create_on(ret, cfg, &dev, 1, sink, NULL, now_us, err);
+}
+
+/* Cards on several nodes: none of them is the right one. */
+static int32_t node_of_pool(const core *c)
+{
+    int32_t node = KVS_NODE_ANY;
+
+    if (c->config->pool_numa_node >= 0)
+        return (int32_t)c->config->pool_numa_node;
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        const core_device *d = &c->devices[i];
+        int32_t its = d->dev->ops->about ? d->about.numa_node : KVS_NODE_ANY;
+
+        if (i > 0 && its != node)
+            return KVS_NODE_ANY;
+        node = its;
+    }
+    return node;
 }
 
 static kvs_status take_devices(core *c, device *const *devs, uint32_t n, kvs_err *err)
@@ -388,6 +490,7 @@ static kvs_status take_devices(core *c, device *const *devs, uint32_t n, kvs_err
         (void)snprintf(d->name, sizeof(d->name), n > 1 ? "%.12s%u" : "%.12s", devs[i]->ops->name, i);
     }
     c->n_devices = n;
+    c->numa_node = node_of_pool(c);
     return KVS_OK;
 }
 
@@ -410,7 +513,9 @@ kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, ui
     c->lease_due_us = UINT64_MAX;
     c->next_region = 1;
     c->next_conn_id = 1;
-    s = take_devices(c, devs, n_devs, err);
+    s = check_node(cfg, err);
+    if (s == KVS_OK)
+        s = take_devices(c, devs, n_devs, err);
     if (s == KVS_OK)
         s = make_random(c->boot_id, sizeof(c->boot_id), err);
     if (s == KVS_OK)
@@ -425,6 +530,8 @@ kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, ui
         return s;
     }
     limit_tenants(c);
+    set_movers(c);
+    log_calibration(c);
     c->step_due = pool_adopted(c->pool)->adopted; /* what came back may be above a quota that was lowered meanwhile */
     grow_next(c);
     *ret = c;
@@ -478,12 +585,7 @@ void core_drain(core *c)
 {
     c->draining = true;
     for (peer *p = c->peers; p; p = p->next)
-        for (request *r = p->requests; r; r = r->next) {
-            if (!r->ops->stop) /* a CANCEL ends with its target */
-                continue;
-            r->cancelled = true;
-            (void)r->ops->stop(r, false);
-        }
+        peer_dismiss(p);
 }
 
 bool core_is_idle(const core *c)
@@ -599,6 +701,7 @@ static void add_moved(mover_stats *to, const mover_stats *s)
     to->jobs += s->jobs;
     to->blocks += s->blocks;
     to->bytes += s->bytes;
+    to->kernel_bytes += s->kernel_bytes;
     to->busy_us += s->busy_us;
     to->failed += s->failed;
     to->queued += s->queued;

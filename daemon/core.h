@@ -16,6 +16,7 @@
  * A request that is OUT keeps its credit, its slots' uses and its place in the table until its jobs are back,
  * answered or not.  CANCELs wait on the target's list and are answered by its end. */
 
+#include "daemon/calibration.h"
 #include "daemon/decoder.h"
 #include "daemon/directory.h"
 #include "daemon/metrics.h"
@@ -213,6 +214,7 @@ typedef struct core_device {
     device *dev;   /* borrowed */
     char name[16]; /* "cpu", "cuda"; of several: "cuda0", "cuda1" */
     device_about about;
+    calibration calibration; /* of the copies that load and store make */
     mover *load, *store;
     decoder *decoder; /* the workers are NULL once the core has stopped */
 } core_device;
@@ -235,7 +237,7 @@ struct core {
     kvs_status lost;
     peer *peers;
     uint32_t n_clients, n_admins;
-    core_tenant tenants[CONFIG_MAX_TENANTS];
+    core_tenant tenants[CONFIG_MAX_TENANTS]; /* those that are gone, too: of their last clients */
     uint64_t next_conn_id;
     region *regions;
     uint32_t next_region, n_regions;
@@ -248,6 +250,7 @@ struct core {
     uint64_t lease_due_us;
     pinner_task grow;
     core_piece growing, *pieces; /* registered */
+    int32_t numa_node;           /* that new pieces come from; KVS_NODE_ANY */
     uint32_t n_pieces;
     bool is_growing, grow_failed;
     pinner_task drop; /* of a piece above the pool's size */
@@ -289,6 +292,7 @@ void refused_load(peer *p, wire_in *in, kvs_status s);
 void refused_store(peer *p, wire_in *in, kvs_status s);
 void refused_write(peer *p, wire_in *in, kvs_status s);
 void refused_decode(peer *p, wire_in *in, kvs_status s);
+void refused_extend(peer *p, wire_in *in, kvs_status s);
 
 /* The texts of STATUS; op_admin.c asks, status_text.c writes. */
 struct json_writer;

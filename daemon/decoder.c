@@ -21,10 +21,20 @@ static kvs_status run_call(decoder *d, decoder_call *c, kvs_err *err)
     kvs_status s;
 
     beat_mark(BEAT_IN_CALL);
-    if (c->is_write)
+    switch (c->kind) {
+    case DECODER_WRITE:
         s = ops->mla_write(d->queue, &c->args.write, &c->result.bad, &mark, err);
-    else
+        break;
+    case DECODER_DECODE:
         s = ops->mla_decode(d->queue, &c->args.decode, &c->result, &mark, err);
+        break;
+    case DECODER_EXTEND:
+        s = ops->mla_extend(d->queue, &c->args.extend, &c->result, &mark, err);
+        break;
+    default:
+        s = kvs_fail(err, KVS_E_UNSUPPORTED, "call of kind %d", (int)c->kind);
+        break;
+    }
     if (s == KVS_OK)
         s = ops->wait(d->queue, mark, err);
     beat_mark(BEAT_RUNNING);
@@ -92,7 +102,7 @@ static bool decoder_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
     return true;
 }
 
-static const worker_ops ops = {"kvs-decode", decoder_start, decoder_turn, decoder_stop};
+static const worker_ops ops = {"kvs-decode", decoder_start, decoder_turn, decoder_stop, false};
 
 kvs_status decoder_create(decoder **ret, device *dev, work_sink sink, kvs_err *err)
 {

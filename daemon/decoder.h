@@ -14,11 +14,14 @@
 
 typedef struct decoder decoder;
 
+typedef enum decoder_kind { DECODER_WRITE, DECODER_DECODE, DECODER_EXTEND } decoder_kind;
+
 typedef struct decoder_call {
-    bool is_write;
+    decoder_kind kind;
     union {
         kvs_mla_write_args write;
         kvs_mla_decode_args decode;
+        kvs_mla_extend_args extend;
     } args;
     kvs_status status; /* out; E_RANGE: it ran and result.bad entries were skipped.  First failure's text: job.err */
     kvs_mla_decode_result result; /* out; write: only `bad` */

@@ -23,19 +23,20 @@ kvs_status directory_create(directory **ret, const directory_config *c, kvs_err 
     d->tenant_find = c->tenant_find;
     d->emptying = d->give_up = POOL_NONE;
     d->n_tenants = c->n_tenants > 0 ? c->n_tenants : 1;
+    d->max_tenants = c->max_tenants > d->n_tenants ? c->max_tenants : d->n_tenants;
     d->extents = calloc(pool_n_extents(c->pool), sizeof *d->extents);
-    d->tenants = calloc(d->n_tenants, sizeof *d->tenants);
+    d->tenants = calloc(d->max_tenants, sizeof *d->tenants);
     d->chain = malloc(CHAIN_MAX * sizeof *d->chain);
     if (d->extents == NULL || d->tenants == NULL || d->chain == NULL || key_table_init(&d->table) != KVS_OK)
         goto fail;
     if ((s = sparse_init(&d->infos, -1, pool_max_rows(c->pool), sizeof(slot_info), err)) != KVS_OK)
         goto fail;
-    if ((s = sparse_init(&d->shares, -1, (uint64_t)pool_n_extents(c->pool) * d->n_tenants, sizeof(uint32_t), err)) !=
+    if ((s = sparse_init(&d->shares, -1, (uint64_t)pool_n_extents(c->pool) * d->max_tenants, sizeof(uint32_t), err)) !=
         KVS_OK)
         goto fail;
-    if ((s = d->ops->create(&d->evict, pool_max_rows(c->pool), POOL_MAX_LAYOUTS * d->n_tenants)) != KVS_OK)
+    if ((s = d->ops->create(&d->evict, pool_max_rows(c->pool), POOL_MAX_LAYOUTS * d->max_tenants)) != KVS_OK)
         goto fail;
-    for (uint32_t t = 0; t < d->n_tenants; t++)
+    for (uint32_t t = 0; t < d->max_tenants; t++)
         d->tenants[t].pub.quota_bytes = UINT64_MAX;
     if ((s = directory_adopt(d, err)) != KVS_OK)
         goto fail;

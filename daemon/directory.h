@@ -39,8 +39,9 @@ typedef struct directory directory;
 typedef struct directory_config {
     pool *pool; /* borrowed */
     const evict_ops *evict;
-    uint32_t n_tenants; /* tenants are below this; 0 stands for 1 */
-    uint64_t hash_seed; /* random: a client must not be able to choose collisions */
+    uint32_t n_tenants;   /* tenants are below this; 0 stands for 1 */
+    uint32_t max_tenants; /* how many there may ever be; 0: no more than now */
+    uint64_t hash_seed;   /* random: a client must not be able to choose collisions */
     /* Called for each block that appears or goes; may be NULL; must not call back. */
     void (*on_event)(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32]);
     void *ud;
@@ -55,6 +56,9 @@ kvs_status directory_create(directory **ret, const directory_config *c, kvs_err 
 void directory_destroy(directory *d); /* NULL is fine; the pool stays */
 
 /* ---- tenants ---- */
+/* There are so many now, at most max_tenants; never fewer.  Each may then have a smaller part of what all share; who has
+ * more already keeps it. */
+void directory_add_tenants(directory *d, uint32_t n_tenants);
 /* May change at any time; what is above a smaller quota goes by directory_step.  quota_bytes 0: none. */
 void directory_limit_tenant(directory *d, uint32_t tenant, uint64_t quota_bytes, uint64_t floor_bytes);
 typedef struct directory_tenant {
@@ -188,6 +192,10 @@ typedef struct directory_key_info {
 uint64_t directory_each_key(const directory *d, uint32_t ns, uint64_t cursor, uint32_t limit,
                             void (*f)(void *ud, const directory_key_info *k), void *ud);
 
+/* May the pool have that size?  E_CONFIG: it would take a tenant blocks that its floor keeps.  names, floors:
+ * [n_tenants], as they are to be then. */
+kvs_status directory_check_size(const directory *d, uint64_t max_bytes, const char *const *names,
+                                const uint64_t *floors, kvs_err *err);
 /* The pool has got another size: what is above it is closed now, and emptied by directory_step and as it is let go. */
 void directory_resized(directory *d);
 

@@ -96,9 +96,9 @@ struct directory {
     key_table table;
     sparse infos;         /* slot_info, by slot */
     extent_info *extents; /* [pool_n_extents] */
-    uint32_t n_tenants;
-    tenant_entry *tenants;       /* [n_tenants] */
-    sparse shares;               /* u32, [pool_n_extents][n_tenants]: taken slots of the tenant in the extent */
+    uint32_t n_tenants, max_tenants;
+    tenant_entry *tenants;       /* [max_tenants] */
+    sparse shares;               /* u32, [pool_n_extents][max_tenants]: taken slots of the tenant in the extent */
     bool has_floors, over_quota; /* some tenant: has one; may be above its quota */
     ns_entry **ns;               /* [n_ns]; NULL: nobody's */
     uint32_t n_ns, cap_ns;
@@ -134,7 +134,7 @@ static inline bool info_is_busy(const slot_info *i)
 /* The policy keeps one order for each layout and tenant. */
 static inline uint32_t order_of(const directory *d, uint32_t layout, uint32_t tenant)
 {
-    return layout * d->n_tenants + tenant;
+    return layout * d->max_tenants + tenant;
 }
 
 static inline uint32_t tenant_of(const directory *d, uint32_t ns)

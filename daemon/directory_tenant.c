@@ -7,7 +7,7 @@
 
 static uint32_t *share_of(const directory *d, uint32_t extent, uint32_t tenant)
 {
-    return sparse_at(&d->shares, (uint64_t)extent * d->n_tenants + tenant);
+    return sparse_at(&d->shares, (uint64_t)extent * d->max_tenants + tenant);
 }
 
 void directory_charge(directory *d, pool_slot s)
@@ -15,7 +15,7 @@ void directory_charge(directory *d, pool_slot s)
     uint32_t ns = pool_row_of(d->pool, s)->ns, e = pool_extent_of(d->pool, s), t = tenant_of(d, ns);
 
     d->tenants[t].pub.used_bytes += d->ns[ns]->pub.slot_bytes;
-    ++*(uint32_t *)sparse_touch(&d->shares, (uint64_t)e * d->n_tenants + t);
+    ++*(uint32_t *)sparse_touch(&d->shares, (uint64_t)e * d->max_tenants + t);
 }
 
 void directory_free_slot(directory *d, pool_slot s)
@@ -88,7 +88,41 @@ uint64_t directory_most_pinned(const directory *d, uint32_t tenant)
     return b.max > floors ? b.max - floors : 0;
 }
 
+kvs_status directory_check_size(const directory *d, uint64_t max_bytes, const char *const *names,
+                                const uint64_t *floors, kvs_err *err)
+{
+    uint32_t from = (uint32_t)(max_bytes / pool_extent_bytes(d->pool)), n = pool_n_extents(d->pool);
+
+    for (uint32_t t = 0; t < d->n_tenants; t++) {
+        uint64_t goes = 0, stays = staying(&d->tenants[t]);
+
+        for (uint32_t e = from; e < n && floors[t] != 0; e++) {
+            pool_layout_info info;
+            uint32_t l = pool_extent_layout(d->pool, e, NULL, NULL, NULL);
+
+            if (l == POOL_NONE || d->extents[e].leaving)
+                continue;
+            pool_layout_get(d->pool, l, &info);
+            goes += *share_of(d, e, t) * info.slot_bytes;
+        }
+        if (goes > 0 && stays - goes < floors[t])
+            return kvs_fail(
+                err, KVS_E_CONFIG,
+                "pool.max_bytes: %llu bytes would leave tenant %s %llu bytes, of %llu now and a floor of %llu: "
+                "lower its floor_bytes first",
+                (unsigned long long)max_bytes, names[t], (unsigned long long)(stays - goes), (unsigned long long)stays,
+                (unsigned long long)floors[t]);
+    }
+    return KVS_OK;
+}
+
 /* ---- limits and numbers ---- */
+
+void directory_add_tenants(directory *d, uint32_t n_tenants)
+{
+    assert(n_tenants <= d->max_tenants);
+    d->n_tenants = n_tenants > d->n_tenants ? n_tenants : d->n_tenants;
+}
 
 void directory_limit_tenant(directory *d, uint32_t tenant, uint64_t quota_bytes, uint64_t floor_bytes)
 {

@@ -7,7 +7,7 @@
 static uint64_t directory_memory(const directory *d)
 {
     return sizeof *d + pool_n_extents(d->pool) * sizeof *d->extents + CHAIN_MAX * sizeof *d->chain +
-           sparse_resident(&d->infos) + sparse_resident(&d->shares) + d->n_tenants * sizeof *d->tenants +
+           sparse_resident(&d->infos) + sparse_resident(&d->shares) + d->max_tenants * sizeof *d->tenants +
            key_table_bytes(&d->table) + d->cap_ns * sizeof *d->ns + d->ns_memory +
            d->leases.cap * sizeof *d->leases.heap + d->leases.n_buckets * sizeof *d->leases.buckets + d->leases.memory +
            d->ops->bytes(d->evict) + pool_metadata_bytes(d->pool);
@@ -217,7 +217,7 @@ static kvs_status check_order(const directory *d, const recount *c, kvs_err *err
 {
     uint64_t n = 0, stamp;
 
-    for (uint32_t l = 0; l < pool_n_layouts(d->pool) * d->n_tenants; l++)
+    for (uint32_t l = 0; l < pool_n_layouts(d->pool) * d->max_tenants; l++)
         for (pool_slot s = d->ops->victim(d->evict, l, POOL_NONE, &stamp); s != POOL_NONE && n <= c->in_order; n++) {
             if (slot_order(d, s) != l || (info_of(d, s)->flags & SLOT_PARKED) != 0)
                 return differs(err, "order of layout and tenant at row", s, l, slot_order(d, s));

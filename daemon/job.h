@@ -38,7 +38,7 @@ typedef struct job {
     uint8_t *counters; /* the client's counter page, or NULL; 8,192 bytes, see proto/wire.h */
     uint32_t after_counter, signal_counter; /* WIRE_NONE32: none; ranges were checked at admission */
     uint64_t after_value, signal_value;
-    bool signal_by_worker; /* LOAD, WRITE, DECODE: as soon as the bytes are there.  STORE: the loop, once
+    bool signal_by_worker; /* LOAD, WRITE, DECODE, EXTEND: as soon as the bytes are there.  STORE: the loop, once
                               published */
     bool signalled;
     kvs_status status; /* of the run, valid in on_done */

@@ -90,68 +90,118 @@ static int probe(const struct sockaddr_un *a)
     return e;
 }
 
-/* Remove a socket file that a killed daemon left.  We hold the lock: no daemon of our kind is starting
- * meanwhile. */
-static kvs_status clear_stale(const listen_socket *l, const struct sockaddr_un *a, kvs_err *err)
+/* Nothing, or a socket file that a killed daemon left: *ret_stale. */
+static kvs_status look_there(const struct sockaddr_un *a, bool *ret_stale, kvs_err *err)
 {
+    const char *path = a->sun_path;
     struct stat st;
     int e;
 
-    if (lstat(l->path, &st) != 0)
-        return errno == ENOENT ? KVS_OK : fail_sys(err, "socket", l->path);
+    *ret_stale = false;
+    if (lstat(path, &st) != 0)
+        return errno == ENOENT ? KVS_OK : fail_sys(err, "socket", path);
     if (!S_ISSOCK(st.st_mode))
-        return kvs_fail(err, KVS_E_EXISTS, "socket %s: the path exists and is no socket; it was left alone", l->path);
+        return kvs_fail(err, KVS_E_EXISTS, "socket %s: the path exists and is no socket; it was left alone", path);
     e = probe(a);
     if (e == EISCONN || e == EAGAIN || e == EPROTOTYPE)
-        return kvs_fail(err, KVS_E_BUSY, "socket %s: another program is listening there%s", l->path,
+        return kvs_fail(err, KVS_E_BUSY, "socket %s: another program is listening there%s", path,
                         e == EAGAIN ? " (its backlog is full)" : "");
     if (e != 0)
-        return kvs_fail(err, KVS_E_SYS, "socket %s: cannot tell whether a daemon is there: %s", l->path, strerror(e));
-    if (unlink(l->path) != 0 && errno != ENOENT)
-        return fail_sys(err, "stale socket", l->path);
+        return kvs_fail(err, KVS_E_SYS, "socket %s: cannot tell whether a daemon is there: %s", path, strerror(e));
+    *ret_stale = true;
     return KVS_OK;
 }
 
+/* We hold the lock: no daemon of our kind is starting meanwhile. */
+static kvs_status clear_stale(const struct sockaddr_un *a, kvs_err *err)
+{
+    bool stale;
+    kvs_status s = look_there(a, &stale, err);
+
+    if (s == KVS_OK && stale && unlink(a->sun_path) != 0 && errno != ENOENT)
+        return fail_sys(err, "stale socket", a->sun_path);
+    return s;
+}
+
+/* The file that we bound: whose it is, and the mode that was asked for.  By a descriptor, for the name may be another's by
+ * now.  It is only ever widened, to `mode`: nobody can have come in by a wider one. */
+static kvs_status set_mode(listen_socket *l, mode_t mode, kvs_err *err)
+{
+    char name[sizeof "/proc/self/fd/" + 10];
+    int fd = open(l->path, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    struct stat st;
+    kvs_status s = KVS_OK;
+
+    if (fd < 0 || fstat(fd, &st) != 0) {
+        s = fail_sys(err, "socket", l->path);
+    } else {
+        l->dev = st.st_dev;
+        l->ino = st.st_ino;
+        (void)snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+        if ((st.st_mode & 0777 & ~mode) != 0)
+            s = kvs_fail(err, KVS_E_SYS, "socket %s: created with mode %04o, wider than %04o", l->path,
+                         (unsigned)(st.st_mode & 0777), (unsigned)mode);
+        else if ((st.st_mode & 0777) != mode && chmod(name, mode) != 0)
+            s = fail_sys(err, "mode of socket", l->path);
+    }
+    if (fd >= 0)
+        (void)close(fd);
+    return s;
+}
+
+/* The socket's own mode is that of its file, less the umask.  The umask itself is left alone: it is every thread's. */
 static kvs_status bind_with_mode(listen_socket *l, const struct sockaddr_un *a, mode_t mode, kvs_err *err)
 {
-    struct stat st;
-    mode_t old;
-    int rc;
-
-    /* Both narrow the mode at creation: the umask in plain folders, the socket's own mode where a default ACL
-     * overrides the umask. */
     if (fchmod(l->fd, mode) != 0)
         return fail_sys(err, "mode of socket", l->path);
-    old = umask(0777 & ~mode);
-    rc = bind(l->fd, (const struct sockaddr *)a, sizeof *a);
-    (void)umask(old);
-    if (rc != 0)
+    if (bind(l->fd, (const struct sockaddr *)a, sizeof *a) != 0)
         return errno == EADDRINUSE ? kvs_fail(err, KVS_E_BUSY, "socket %s: address in use", l->path)
                                    : fail_sys(err, "bind socket", l->path);
-    if (lstat(l->path, &st) != 0)
-        return fail_sys(err, "socket", l->path);
-    l->dev = st.st_dev;
-    l->ino = st.st_ino;
-    if ((st.st_mode & 0777 & ~mode) != 0)
-        return kvs_fail(err, KVS_E_SYS, "socket %s: created with mode %04o, wider than %04o", l->path,
-                        (unsigned)(st.st_mode & 0777), (unsigned)mode);
-    return KVS_OK;
+    return set_mode(l, mode, err);
+}
+
+static kvs_status fill_address(const char *path, struct sockaddr_un *ret, kvs_err *err)
+{
+    kvs_status s = check_path(path, err);
+
+    *ret = (struct sockaddr_un){.sun_family = AF_UNIX};
+    if (s == KVS_OK)
+        memcpy(ret->sun_path, path, strlen(path) + 1);
+    return s;
+}
+
+kvs_status listen_check(const char *path, kvs_err *err)
+{
+    char folder[LISTEN_PATH_MAX + 1];
+    struct sockaddr_un a;
+    bool stale;
+    kvs_status s = fill_address(path, &a, err);
+    char *slash;
+
+    if (s != KVS_OK)
+        return s;
+    (void)snprintf(folder, sizeof folder, "%s", path);
+    slash = strrchr(folder, '/');
+    if (slash != NULL)
+        slash[slash == folder] = '\0';
+    if (access(slash != NULL ? folder : ".", W_OK | X_OK) != 0)
+        return fail_sys(err, "folder of socket", path);
+    return look_there(&a, &stale, err);
 }
 
 kvs_status listen_open(listen_socket *ret, const char *path, mode_t mode, kvs_err *err)
 {
     listen_socket l = {.fd = -1, .lock_fd = -1};
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    kvs_status s = check_path(path, err);
+    struct sockaddr_un a;
+    kvs_status s = fill_address(path, &a, err);
 
     if (s != KVS_OK)
         return s;
     (void)snprintf(l.path, sizeof l.path, "%s", path);
-    memcpy(a.sun_path, l.path, strlen(l.path) + 1);
     s = take_lock(&l, err);
     if (s != KVS_OK)
         return s;
-    s = clear_stale(&l, &a, err);
+    s = clear_stale(&a, err);
     if (s != KVS_OK)
         goto fail;
     l.fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -4,7 +4,7 @@
 /* Listening sockets: making, guarding and removing their files.
  *
  * Knows paths, modes, locks and who else may own a path.  Does not know the loop, clients or requests.
- * Main thread, before any other thread exists (the umask belongs to the process).
+ * Any thread, one at a time for each path.
  * Owns the socket, the lock beside it and, while it is ours, the file.
  *
  *   PATH       the socket; created with its mode, never wider, not even for a moment
@@ -30,6 +30,9 @@ typedef struct listen_socket {
  * its backlog is full).  E_EXISTS: something that is no socket is there; it stays.  E_SYS: the system call
  * and its error.  On failure nothing is left behind. */
 kvs_status listen_open(listen_socket *ret, const char *path, mode_t mode, kvs_err *err);
+
+/* Would listen_open work there now?  Changes nothing; a lock that another daemon has is not seen. */
+kvs_status listen_check(const char *path, kvs_err *err);
 
 /* A socket that somebody else bound; takes fd. */
 void listen_inherit(listen_socket *ret, int fd);

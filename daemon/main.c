@@ -6,6 +6,7 @@
  * A second TERM ends DRAINING at once, a third one CLOSING. */
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -176,6 +177,20 @@ static int exit_code_of(kvs_status s)
     }
 }
 
+/* The exit code of a start that failed.  If the file's values are not those that are known to work, the next start does
+ * not use them: then another one is worth it, whatever the reason. */
+static int start_failed(const app *a, const kvs_err *err)
+{
+    log_failure("start_failed", err);
+    if (a->old_config || err->status == KVS_E_BUSY || err->status == KVS_E_DEVICE_LOST ||
+        !accepted_failed(&a->options, &a->config, err))
+        return exit_code_of(err->status);
+    log_event(LOG_LEVEL_ERROR, "config_put_aside",
+              " file=%s msg=\"the next start runs the last accepted configuration, until the file is another one\"",
+              a->options.config_path);
+    return EXIT_CODE_SYSTEM;
+}
+
 /* ---- states ---- */
 static void begin_close(app *a)
 {
@@ -248,8 +263,7 @@ static void on_turn(void *ud)
             begin_drain(a, "device_lost");
     }
     if (a->state == STARTING && a->exit_code == EXIT_CODE_OK && core_start_failure(a->core, &err) != KVS_OK) {
-        log_failure("start_failed", &err);
-        a->exit_code = exit_code_of(err.status);
+        a->exit_code = start_failed(a, &err);
         begin_drain(a, "start_failed");
     }
     if (a->state == STARTING && core_is_ready(a->core))
@@ -383,7 +397,7 @@ static void apply_config(app *a, const config *next, const char *changed, const 
     keep_config(a);
     log_set_level(level_of(a->config.log_level));
     core_configured(a->core);
-    server_recheck(a->server);
+    server_configured(a->server);
     log_event(LOG_LEVEL_INFO, "reloaded", " file=%s changed=%s needs_restart=%s", a->options.config_path,
               changed[0] != '\0' ? changed : "-", kept[0] != '\0' ? kept : "-");
 }
@@ -399,6 +413,8 @@ static kvs_status reload_into(app *a, config *room, bool dry_run, json_writer *w
         s = options_reload(&room[1], &room[0], changed, kept, KEY_LIST_BYTES, err);
     if (s == KVS_OK)
         s = core_check_config(a->core, &room[1], err);
+    if (s == KVS_OK)
+        s = server_prepare(a->server, &room[1], dry_run, err);
     if (s != KVS_OK)
         return s;
     if (w != NULL)
@@ -517,6 +533,15 @@ static bool logs_to_journal(void)
            st.st_dev == dev && st.st_ino == ino;
 }
 
+/* Requests of some hundred keys come and go: what they free is for the next one, not for the kernel, which would clear each
+ * page anew. */
+static void keep_memory(void)
+{
+    (void)mallopt(M_MMAP_THRESHOLD, 4 << 20);
+    (void)mallopt(M_TRIM_THRESHOLD, 16 << 20);
+    (void)mallopt(M_TOP_PAD, 1 << 20);
+}
+
 /* ---- start ---- */
 static void log_device(const device *d)
 {
@@ -524,9 +549,26 @@ static void log_device(const device *d)
     char text[2 * sizeof about.name];
 
     d->ops->about(d, &about);
-    log_event(LOG_LEVEL_INFO, "device", " kind=%s name=%s bytes=%llu idle_bytes=%llu", d->ops->name,
+    log_event(LOG_LEVEL_INFO, "device", " kind=%s name=%s bytes=%llu idle_bytes=%llu numa_node=%d", d->ops->name,
               log_quote(text, sizeof text, about.name, strlen(about.name)), (unsigned long long)about.total_bytes,
-              (unsigned long long)about.idle_bytes);
+              (unsigned long long)about.idle_bytes, (int)about.numa_node);
+}
+
+/* Some drivers count what they pin against this limit, and then say only that it failed. */
+static void check_lock_limit(const config *c)
+{
+    struct rlimit lim;
+
+    if (getrlimit(RLIMIT_MEMLOCK, &lim) != 0)
+        return;
+    if (lim.rlim_cur < lim.rlim_max) {
+        lim.rlim_cur = lim.rlim_max;
+        (void)setrlimit(RLIMIT_MEMLOCK, &lim);
+    }
+    if (lim.rlim_cur != RLIM_INFINITY && lim.rlim_cur < (rlim_t)c->pool_max_bytes)
+        log_event(LOG_LEVEL_WARN, "lock_limit",
+                  " bytes=%llu pool_max_bytes=%lld hint=\"LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited\"",
+                  (unsigned long long)lim.rlim_cur, (long long)c->pool_max_bytes);
 }
 
 /* Every GPU that this process sees (CUDA_VISIBLE_DEVICES chooses).  One that cannot be used is left out, unless the
@@ -562,8 +604,10 @@ static kvs_status open_devices(app *a, kvs_err *err)
 
     if (strcmp(a->config.device_kind, "cpu") != 0) {
         s = open_gpus(a, insists, &why);
-        if (s == KVS_OK)
+        if (s == KVS_OK) {
+            check_lock_limit(&a->config);
             return s;
+        }
         if (insists) /* a machine may have its driver at a later start */
             return kvs_fail(err, KVS_E_SYS, "device.kind: cuda: %s", why.msg);
         log_event(LOG_LEVEL_INFO, "device", " kind=cpu reason=%s",
@@ -707,8 +751,7 @@ static int run(app *a)
     if (start(a, &err) == KVS_OK) {
         (void)uv_run(&a->loop, UV_RUN_DEFAULT);
     } else {
-        log_failure("start_failed", &err);
-        a->exit_code = exit_code_of(err.status);
+        a->exit_code = start_failed(a, &err);
     }
     if (a->torn)
         return a->exit_code; /* jobs may still be running on this memory */
@@ -735,6 +778,7 @@ static int serve(app *a)
     }
     log_set_level(level_of(a->config.log_level));
     raise_fd_limit();
+    keep_memory();
     (void)signal(SIGPIPE, SIG_IGN);
     (void)signal(SIGUSR1, SIG_IGN); /* they mean nothing here, and must not kill */
     (void)signal(SIGUSR2, SIG_IGN);

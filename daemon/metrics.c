@@ -112,9 +112,10 @@ void metrics_count(metrics_names *m, const char *name, uint64_t n)
 
 void metrics_edge_init(metrics_edge *e)
 {
-    static const char *const REFUSED[] = {"max_clients", "descriptors", "uid", "unmapped_uid"};
-    static const char *const DROPPED[] = {"protocol", "cut_frame",        "lost_descriptors", "unsent_replies",
-                                          "no_hello", "unfinished_frame", "reads_nothing",    "out_of_memory"};
+    static const char *const REFUSED[] = {"max_clients", "descriptors", "uid", "unmapped_uid", "tenant_removed"};
+    static const char *const DROPPED[] = {"protocol",          "cut_frame",        "lost_descriptors", "unsent_replies",
+                                          "no_hello",          "unfinished_frame", "reads_nothing",    "out_of_memory",
+                                          "no_longer_allowed", "tenant_removed"};
     static const char *const RELOADS[] = {"applied", "refused", "ignored"};
 
     *e = (metrics_edge){.start_unix_s = (uint64_t)time(NULL)};

@@ -322,7 +322,10 @@ static void walk_workers(const walk *w, const metrics_snapshot *s)
 {
     const decoder_stats *c = &s->work.compute;
 
-    counter(w, "kvstride_transfer_blocks_total", "Blocks copied whole, of jobs that have ended.");
+    counter(w, "kvstride_transfer_blocks_total",
+            "Blocks of which every byte was copied, by whichever path; counted when their job has ended, whatever "
+            "became of "
+            "the rest of it. Not those that a load found in place: kvstride_loads_no_copy_total.");
     put_paths(w, s, path_blocks, whole);
     counter(w, "kvstride_transfer_bytes_total", "The same in bytes.");
     put_paths(w, s, path_bytes, whole);
@@ -336,7 +339,7 @@ static void walk_workers(const walk *w, const metrics_snapshot *s)
     put_directions(w, s, mover_queued, whole);
     gauge(w, "kvstride_transfer_running_seconds", "Age of the copy job that is running; 0: none is.");
     put_directions(w, s, mover_oldest, micros);
-    counter_of(w, "kvstride_compute_jobs_total", "WRITE and DECODE jobs that have run.", whole(c->jobs));
+    counter_of(w, "kvstride_compute_jobs_total", "WRITE, DECODE and EXTEND jobs that have run.", whole(c->jobs));
     counter_of(w, "kvstride_compute_calls_total", "Calls in them.", whole(c->calls));
     counter_of(w, "kvstride_compute_seconds_total", "Time spent on them.", micros(c->busy_us));
     counter_of(w, "kvstride_compute_failed_jobs_total", "Of these jobs failed.", whole(c->failed));

@@ -1,30 +1,48 @@
 #include "daemon/mover.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "daemon/beat.h"
+#include "daemon/route.h"
 #include "daemon/sums.h"
 #include "daemon/thread.h"
 #include "daemon/worker.h"
 
-enum { BATCH_COPIES = 256, SHARED_BLOCKS = 2, SUM_THREADS = 12 };
-#define BATCH_BYTES (UINT64_C(16) << 20)
+enum {
+    ENGINE_COPIES = 256, /* of a batch */
+    KERNEL_COPIES = 1024,
+    SHARED_BLOCKS = 2,
+    SUM_THREADS = 8,   /* some 8 GB/s each, from memory; a link has 55 */
+    FULL_BATCHES = 16, /* of a job, from which on its batches are no shorter for being its first ones */
+};
+/* Where batches are queued ahead, a job begins and ends with small ones: the first is on its way at once, and not much is
+ * left to do when the last has landed. */
+#define FIRST_BYTES (UINT64_C(4) << 20)
+#define LAST_BYTES  (UINT64_C(8) << 20) /* some 150 us, enough to have the loop awake in time */
+#define LAST_SUMMED (UINT64_C(2) << 20)
 
 struct mover {
     worker *worker;
+    work_sink sink;
+    pthread_mutex_t lock; /* set */
+    mover_settings set;
+    mover_settings now; /* the thread's: for the turn at hand */
+    route route;
+    uint64_t landed_us; /* the latest batch */
     device *dev;
     device_queue *queue;
     device_dir dir;
     uint32_t depth; /* batches that are kept queued */
     sums *sums;     /* NULL: the device is no faster than one thread's sums */
     bool lost;      /* the thread's: the device has said so once */
-    _Atomic uint64_t blocks, bytes;
+    _Atomic uint64_t blocks, bytes, kernel_bytes;
     struct {
         _Atomic uint64_t blocks, bytes, busy_us;
     } path[MOVER_PATHS];
-    device_copy copies[BATCH_COPIES];
+    device_copy copies[KERNEL_COPIES];
 };
 
 typedef struct run {
@@ -34,6 +52,8 @@ typedef struct run {
     size_t n;        /* copies in this batch */
     size_t n_before; /* of these, before the item at hand */
     uint64_t bytes;  /* of this batch */
+    uint64_t limit;  /* of bytes */
+    size_t n_limit;  /* of copies */
     uint64_t turn_bytes;
     uint32_t most;    /* blocks that it may touch */
     uint64_t n_whole; /* blocks copied whole so far */
@@ -54,9 +74,8 @@ static uint64_t piece_offset(const region_map *map, uint32_t plane)
     return map->cross_layer ? 0 : map->planes[plane].block_offset;
 }
 
-/* Queue `bytes` more, as part of the block's last copy where both sides go on from it.  Never as part of
- * another block's: the two may lie in two pieces of the arena, and a driver refuses a copy across two
- * registrations. */
+/* Queue `bytes` more, as part of the last copy where both sides go on from it.  As part of another block's only if that is
+ * of the same run: else the two may lie in two pieces of the arena, and a driver refuses a copy across two registrations. */
 static bool add_copy(run *r, uint8_t *host, uint8_t *dev, uint64_t bytes)
 {
     bool load = r->m->dir == DEVICE_LOAD;
@@ -66,7 +85,7 @@ static bool add_copy(run *r, uint8_t *host, uint8_t *dev, uint64_t bytes)
     if (last != NULL && (uint8_t *)last->dst + last->bytes == c.dst &&
         (const uint8_t *)last->src + last->bytes == c.src)
         last->bytes += bytes;
-    else if (r->n < BATCH_COPIES)
+    else if (r->n < r->n_limit)
         r->m->copies[r->n++] = c;
     else
         return false;
@@ -86,7 +105,7 @@ static bool fill_item(run *r, const mover_item *it)
 
     for (; r->at.plane < planes(map); r->at.plane++, r->at.offset = 0) {
         const region_plane *p = &map->planes[r->at.plane];
-        uint64_t size = piece_bytes(map, r->at.plane), room = BATCH_BYTES - r->bytes;
+        uint64_t size = piece_bytes(map, r->at.plane), room = r->limit - r->bytes;
         uint64_t left = size - r->at.offset, n = left < room ? left : room;
         uint8_t *host = it->host + piece_offset(map, r->at.plane) + r->at.offset;
         uint8_t *dev = p->base + (uint64_t)it->slot * p->stride + r->at.offset;
@@ -116,6 +135,12 @@ static bool verified(run *r, mover_item *it)
     return false;
 }
 
+/* With the block before it: whole blocks only, for two planes may lie in two allocations. */
+static bool may_join(const run *r, const mover_item *it)
+{
+    return it->run != 0 && r->j->map->cross_layer && r->at.item > 0 && it[-1].run == it->run;
+}
+
 /* Collect the next batch.  Items that failed in an earlier one are left out. */
 static void fill(run *r)
 {
@@ -123,33 +148,61 @@ static void fill(run *r)
 
     r->n = 0;
     r->bytes = 0;
-    for (; r->at.item < r->j->n_items && r->bytes < BATCH_BYTES && n_items < r->most; n_items++) {
+    for (; r->at.item < r->j->n_items && r->bytes < r->limit && n_items < r->most; n_items++) {
         mover_item *it = &r->j->items[r->at.item];
         bool fresh = r->at.plane == 0 && r->at.offset == 0;
 
         /* Not behind other items of this batch: summing takes long, and they could be on their way. */
         if (fresh && r->n > 0 && it->verify && r->m->dir == DEVICE_LOAD)
             return;
-        r->n_before = r->n;
+        r->n_before = may_join(r, it) ? 0 : r->n;
         if (it->status == KVS_E_CANCELLED && (!fresh || verified(r, it)) && !fill_item(r, it))
             return;
         next_item(r);
     }
 }
 
+static uint64_t nominal_piece(const region_map *map)
+{
+    return map->cross_layer || map->n_planes == 0 ? map->slot_bytes : map->slot_bytes / map->n_planes;
+}
+
+/* Bytes of the next batch. */
+static uint64_t size_batch(const run *r)
+{
+    const mover_job *j = r->j;
+    uint64_t most = r->m->now.batch_bytes, all = j->n_items * j->map->slot_bytes, left = all - j->queued_bytes;
+    uint64_t last = r->m->sums != NULL && j->checksum && all > LAST_BYTES ? LAST_SUMMED : LAST_BYTES;
+    uint64_t first = j->n_batches < FULL_BATCHES ? FIRST_BYTES << j->n_batches : most;
+
+    if (r->m->depth == 1)
+        return most;
+    most = first < most ? first : most;
+    if (left <= last || left >= 2 * most)
+        return left <= last && last < r->m->now.batch_bytes ? last : most;
+    left = left / 2 / 4096 * 4096;
+    return left > last ? left : last < most ? last : most;
+}
+
 static void submit(run *r)
 {
-    const device_ops *ops = r->m->dev->ops;
+    mover *m = r->m;
     mover_batch *b = &r->j->flying[r->j->n_flying++];
+    uint64_t now = thread_now_us();
+    device_how how = route_choose(&m->route, &m->now.rules, nominal_piece(r->j->map), now);
 
-    *b = (mover_batch){.from = r->at};
+    *b = (mover_batch){.from = r->at, .how = how, .queued_us = now};
+    r->limit = size_batch(r);
+    r->n_limit = how.means == DEVICE_BY_KERNEL ? KERNEL_COPIES : ENGINE_COPIES;
     fill(r);
     b->to = r->at;
     b->bytes = r->bytes;
+    r->j->queued_bytes += r->bytes;
+    r->j->n_batches++;
     if (r->n == 0)
         return;
     beat_mark(BEAT_IN_CALL);
-    b->status = ops->copy(r->m->queue, r->m->copies, r->n, &b->mark, &b->err);
+    b->status = m->dev->ops->copy(m->queue, m->copies, r->n, how, &b->mark, &b->err);
     beat_mark(BEAT_RUNNING);
     b->queued = b->status == KVS_OK;
 }
@@ -165,16 +218,38 @@ static bool settle_item(mover_item *it, bool whole, kvs_status s)
     return s == KVS_OK && whole;
 }
 
-/* A block is there.  Its sum is taken over what the arena holds, not over the device's side: a client may write there
- * meanwhile. */
+/* The first `bytes` of a block are there.  Its sum is taken over what the arena holds, not over the device's side: a client
+ * may write there meanwhile. */
+static void sum_item(run *r, mover_item *it, uint64_t bytes)
+{
+    mover_job *j = r->j;
+    bool whole = bytes == j->map->slot_bytes;
+
+    if (r->m->dir != DEVICE_STORE || !j->checksum)
+        return;
+    if (r->m->sums == NULL && whole)
+        it->checksum = sums_one(it->host, bytes);
+    if (r->m->sums == NULL)
+        return;
+    if (j->open_sum == MOVER_NO_SUM)
+        j->open_sum = sums_begin(r->m->sums, it->host, j->map->slot_bytes, &it->checksum);
+    sums_reach(r->m->sums, j->open_sum, bytes);
+    if (whole)
+        j->open_sum = MOVER_NO_SUM;
+}
+
+static void drop_open_sum(run *r)
+{
+    if (r->j->open_sum != MOVER_NO_SUM)
+        sums_forget(r->m->sums, r->j->open_sum);
+    r->j->open_sum = MOVER_NO_SUM;
+}
+
 static void finish_item(run *r, mover_item *it)
 {
     mover *m = r->m;
 
-    if (m->dir == DEVICE_STORE && r->j->checksum && m->sums != NULL)
-        sums_put(m->sums, it->host, r->j->map->slot_bytes, &it->checksum);
-    else if (m->dir == DEVICE_STORE && r->j->checksum)
-        it->checksum = sums_one(it->host, r->j->map->slot_bytes);
+    sum_item(r, it, r->j->map->slot_bytes);
     it->status = KVS_OK;
     r->n_whole++;
     (void)atomic_fetch_add_explicit(&m->blocks, 1, memory_order_relaxed);
@@ -184,11 +259,18 @@ static void finish_item(run *r, mover_item *it)
 /* A batch is over. */
 static void settle(run *r, const mover_batch *b)
 {
+    mover_job *j = r->j;
+
+    if (b->status != KVS_OK)
+        drop_open_sum(r);
     for (uint32_t i = b->from.item; i < b->to.item; i++)
-        if (settle_item(&r->j->items[i], true, b->status))
-            finish_item(r, &r->j->items[i]);
-    if (b->to.item < r->j->n_items && (b->to.plane > 0 || b->to.offset > 0))
-        (void)settle_item(&r->j->items[b->to.item], false, b->status);
+        if (settle_item(&j->items[i], true, b->status))
+            finish_item(r, &j->items[i]);
+    if (b->to.item >= j->n_items || (b->to.plane == 0 && b->to.offset == 0))
+        return;
+    (void)settle_item(&j->items[b->to.item], false, b->status);
+    if (j->items[b->to.item].status == KVS_E_CANCELLED && j->map->cross_layer)
+        sum_item(r, &j->items[b->to.item], b->to.offset);
 }
 
 static void fail_all(mover *m, mover_job *j, const kvs_err *err)
@@ -206,6 +288,30 @@ static bool may_submit(const run *r, uint32_t depth)
            !atomic_load_explicit(&r->j->job.stop, memory_order_relaxed);
 }
 
+/* How a kernel did: it began when it was queued, or when the batch before it had ended. */
+static void judge(mover *m, const mover_batch *b, uint64_t piece)
+{
+    uint64_t now = thread_now_us(), began = b->queued_us > m->landed_us ? b->queued_us : m->landed_us;
+
+    (void)atomic_fetch_add_explicit(&m->kernel_bytes, b->bytes, memory_order_relaxed);
+    route_saw(&m->route, &m->now.rules, b->how, piece, b->bytes, now - began, now);
+}
+
+/* The loop may as well be awake when what is left is short. */
+static void announce_end(run *r)
+{
+    mover_job *j = r->j;
+    uint64_t flying = 0;
+
+    for (uint32_t i = 0; i < j->n_flying; i++)
+        flying += j->flying[i].bytes;
+    if (j->announced || r->at.item < j->n_items || flying > LAST_BYTES || r->m->depth == 1)
+        return;
+    j->announced = true;
+    if (r->m->sink.soon != NULL)
+        r->m->sink.soon(r->m->sink.ud);
+}
+
 /* The oldest batch leaves the device. */
 static mover_batch land(run *r)
 {
@@ -220,6 +326,8 @@ static mover_batch land(run *r)
     beat_mark(BEAT_IN_CALL);
     b.status = r->m->dev->ops->wait(r->m->queue, b.mark, &b.err);
     beat_mark(BEAT_RUNNING);
+    if (b.how.means == DEVICE_BY_KERNEL && b.status == KVS_OK)
+        judge(r->m, &b, nominal_piece(j->map));
     return b;
 }
 
@@ -238,6 +346,22 @@ static bool has_ended(const run *r)
     return true;
 }
 
+/* The job at hand is queued to its end: so that the device goes on, the next one may use what is left of the depth. */
+static void queue_next(mover *m, uint32_t flying, uint32_t depth)
+{
+    mover_job *j = flying < depth ? (mover_job *)(void *)worker_next(m->worker) : NULL;
+    run r = {.m = m, .j = j, .most = UINT32_MAX};
+
+    if (j == NULL)
+        return;
+    if (j->n_batches == 0)
+        j->n_batches = FULL_BATCHES; /* nothing waits for its first bytes */
+    r.at = j->at;
+    while (flying + j->n_flying < depth && may_submit(&r, depth) && !j->items[r.at.item].verify) /* that takes long */
+        submit(&r);
+    j->at = r.at;
+}
+
 /* One batch lands, with others behind it so that the device goes on.  True: that was the last of the job. */
 static bool run_batch(run *r, uint32_t depth)
 {
@@ -245,8 +369,12 @@ static bool run_batch(run *r, uint32_t depth)
 
     while (may_submit(r, depth))
         submit(r);
+    if (r->at.item >= r->j->n_items && r->j->n_flying > 0)
+        queue_next(r->m, r->j->n_flying, depth);
     if (r->j->n_flying > 0) {
+        announce_end(r);
         b = land(r);
+        r->m->landed_us = thread_now_us();
         r->turn_bytes = b.bytes;
         if (b.status == KVS_E_DEVICE_LOST) {
             fail_all(r->m, r->j, &b.err);
@@ -281,10 +409,16 @@ static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
     kvs_err err;
 
     if (m->lost) {
+        drop_open_sum(&r);
         (void)kvs_fail(&err, KVS_E_DEVICE_LOST, "device %s was lost before", m->dev->ops->name);
         fail_all(m, x, &err);
     } else {
+        (void)pthread_mutex_lock(&m->lock);
+        m->now = m->set;
+        (void)pthread_mutex_unlock(&m->lock);
         ended = run_batch(&r, shared ? 1 : m->depth);
+        if (ended)
+            drop_open_sum(&r); /* of a block that a stop has cut, or a lost device */
         if (ended && m->sums != NULL)
             sums_finish(m->sums); /* before the clock stops: the job is not over without them */
         count_path(&r, thread_now_us() - began);
@@ -308,8 +442,11 @@ static void mover_stop(void *ud)
     m->dev->ops->queue_close(m->queue);
 }
 
-static const worker_ops load_ops = {"kvs-load", mover_start, mover_turn, mover_stop};
-static const worker_ops store_ops = {"kvs-store", mover_start, mover_turn, mover_stop};
+/* [queued ahead] */
+static const worker_ops load_ops[2] = {{"kvs-load", mover_start, mover_turn, mover_stop, false},
+                                       {"kvs-load", mover_start, mover_turn, mover_stop, true}};
+static const worker_ops store_ops[2] = {{"kvs-store", mover_start, mover_turn, mover_stop, false},
+                                        {"kvs-store", mover_start, mover_turn, mover_stop, true}};
 
 /* Beside the mover's own thread; a core is left to the loop. */
 static unsigned sum_threads(void)
@@ -334,12 +471,16 @@ kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink
     (void)sums_one(m->copies, sizeof m->copies);
     m->dev = dev;
     m->dir = dir;
+    m->sink = sink;
+    m->set.batch_bytes = MOVER_BATCH_BYTES;
+    (void)pthread_mutex_init(&m->lock, NULL);
     m->depth = dev->ops->depth < 1 ? 1 : dev->ops->depth > MOVER_MAX_DEPTH ? MOVER_MAX_DEPTH : dev->ops->depth;
     s = m->depth > 1 && dir == DEVICE_STORE ? sums_create(&m->sums, sum_threads(), err) : KVS_OK;
     if (s == KVS_OK)
-        s = worker_create(&m->worker, dir == DEVICE_LOAD ? &load_ops : &store_ops, m, sink, err);
+        s = worker_create(&m->worker, &(dir == DEVICE_LOAD ? load_ops : store_ops)[m->depth > 1], m, sink, err);
     if (s != KVS_OK) {
         sums_destroy(m->sums);
+        (void)pthread_mutex_destroy(&m->lock);
         free(m);
         return s;
     }
@@ -350,6 +491,10 @@ kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink
 void mover_submit(mover *m, mover_job *j)
 {
     j->n_flying = 0;
+    j->open_sum = MOVER_NO_SUM;
+    j->queued_bytes = 0;
+    j->n_batches = 0;
+    j->announced = false;
     j->at = (mover_place){0};
     /* What no batch has reached is cancelled: true of a dropped job and of the rest of a stopped one. */
     for (uint32_t i = 0; i < j->n_items; i++) {
@@ -358,6 +503,18 @@ void mover_submit(mover *m, mover_job *j)
             j->items[i].checksum = 0;
     }
     worker_submit(m->worker, &j->job);
+}
+
+void mover_expect(mover *m)
+{
+    worker_expect(m->worker);
+}
+
+void mover_set(mover *m, const mover_settings *s)
+{
+    (void)pthread_mutex_lock(&m->lock);
+    m->set = *s;
+    (void)pthread_mutex_unlock(&m->lock);
 }
 
 void mover_kick(mover *m)
@@ -376,6 +533,7 @@ void mover_destroy(mover *m)
         return;
     worker_destroy(m->worker);
     sums_destroy(m->sums);
+    (void)pthread_mutex_destroy(&m->lock);
     free(m);
 }
 
@@ -387,6 +545,7 @@ void mover_get_stats(const mover *m, mover_stats *ret)
     *ret = (mover_stats){.jobs = w.jobs,
                          .blocks = atomic_load_explicit(&m->blocks, memory_order_relaxed),
                          .bytes = atomic_load_explicit(&m->bytes, memory_order_relaxed),
+                         .kernel_bytes = atomic_load_explicit(&m->kernel_bytes, memory_order_relaxed),
                          .busy_us = w.busy_us,
                          .failed = w.failed,
                          .queued = w.queued,

@@ -6,11 +6,11 @@
 
 #include "kernels/mla_check.h"
 
-/* Kernels over views: WRITE and DECODE.
+/* Kernels over views: WRITE, DECODE and EXTEND.
  *
  * Everything that a kernel will use as an index or an address is checked here, on the daemon's own copy,
- * before a job exists.  WRITE is one decoder job with many calls; each call of DECODE is a job of its own,
- * with its own counters. */
+ * before a job exists.  WRITE is one decoder job with many calls; each call of DECODE and EXTEND is a job of its
+ * own, with its own counters. */
 
 enum { ELEMENT = 2, LATENT_BYTES = KVS_MLA_LATENT * ELEMENT, ROPE_BYTES = KVS_MLA_ROPE * ELEMENT };
 
@@ -18,7 +18,8 @@ typedef struct compute compute;
 
 typedef struct compute_job {
     decoder_job job;   /* first */
-    decoder_call call; /* DECODE: the only one */
+    decoder_call call; /* DECODE, EXTEND: the only one */
+    float kv_scale;    /* DECODE, EXTEND: its own */
     compute *owner;
     region_seat *scratch;
     bool back;
@@ -33,6 +34,7 @@ struct compute {
     compute_job *jobs;
     uint32_t n_calls;
     decoder_call *write_calls; /* WRITE: of jobs[0] */
+    float *write_scales;       /* WRITE: [n_calls] */
     region_seat **scratches;   /* WRITE: [n_calls] */
     uint32_t *used, n_used;    /* slots, each once */
 };
@@ -203,16 +205,34 @@ static kvs_status find_scratch(const compute *x, uint32_t id, uint32_t call, reg
     return s;
 }
 
-static kvs_status check_plane(const region *g, uint32_t plane, uint32_t call, kvs_err *err)
+/* What WRITE and DECODE have kernels for. */
+#define READ_FORMATS                                                                                                   \
+    (KVS_FORMAT_BIT(mla_bf16) | KVS_FORMAT_BIT(mla_fp16) | KVS_FORMAT_BIT(mla_fp8) | KVS_FORMAT_BIT(fp8_ds_mla))
+#define WRITE_FORMATS (READ_FORMATS | KVS_FORMAT_BIT(mla_fp32))
+
+static kvs_status check_plane(const region *g, uint32_t plane, uint64_t formats, uint32_t call, kvs_err *err)
 {
     uint32_t format;
 
     if (plane >= g->map->n_planes)
         return kvs_fail(err, KVS_E_RANGE, "call %u: plane: %u is not below %u", call, plane, g->map->n_planes);
     format = g->map->planes[plane].format;
-    if (format != KVS_FORMAT_mla_bf16 && format != KVS_FORMAT_mla_fp16)
+    if (format >= 64 || (formats >> format & 1) == 0)
         return kvs_fail(err, KVS_E_UNSUPPORTED, "call %u: plane %u: format %s has no kernel here", call, plane,
                         kvs_format_name(format));
+    return KVS_OK;
+}
+
+/* mla_fp8 has a scale, the others have none. */
+static kvs_status check_scale(const region *g, uint32_t plane, float scale, uint32_t call, kvs_err *err)
+{
+    const bool has = g->map->planes[plane].format == KVS_FORMAT_mla_fp8;
+
+    if (has && !(isfinite(scale) && scale > 0))
+        return kvs_fail(err, KVS_E_INVALID, "call %u: kv_scale: %g is not finite and above 0", call, (double)scale);
+    if (!has && scale != 0)
+        return kvs_fail(err, KVS_E_INVALID, "call %u: kv_scale: %g, but plane %u has format %s and no scale", call,
+                        (double)scale, plane, kvs_format_name(g->map->planes[plane].format));
     return KVS_OK;
 }
 
@@ -321,40 +341,79 @@ static kvs_status read_mapping(compute *x, const uint8_t *array, uint32_t n, con
     return KVS_OK;
 }
 
+/* Where the client does not say what the rows are: the plane's own type, bf16 for fp8. */
+static uint32_t source_type(const region *g, const wire_write_call *w)
+{
+    const uint32_t format = g->map->planes[w->plane].format;
+
+    if (w->src_type != 0)
+        return w->src_type;
+    return format == KVS_FORMAT_mla_fp16   ? KVS_VALUE_FP16
+           : format == KVS_FORMAT_mla_fp32 ? KVS_VALUE_FP32
+                                           : KVS_VALUE_BF16;
+}
+
+/* Where the rows lie in scratch. */
+static kvs_status check_rows(const region *scratch, uint32_t i, wire_write_call *w, uint32_t n_tokens, uint64_t value,
+                             kvs_err *err)
+{
+    const uint64_t latent = KVS_MLA_LATENT * value, rope = KVS_MLA_ROPE * value;
+    kvs_status s;
+
+    if (value == 0)
+        return kvs_fail(err, KVS_E_UNSUPPORTED, "call %u: src_type: %u is no type of values", i, w->src_type);
+    if (n_tokens == 1) { /* one row has no stride */
+        w->kv_c_stride = latent;
+        w->k_pe_stride = rope;
+    }
+    if (w->kv_c_stride < latent || w->k_pe_stride < rope)
+        return kvs_fail(err, KVS_E_INVALID,
+                        "call %u: strides: %" PRIu64 " and %" PRIu64 " are below rows of %" PRIu64 " and %" PRIu64, i,
+                        w->kv_c_stride, w->k_pe_stride, latent, rope);
+    s = check_extent(scratch, "kv_c", i, w->kv_c_offset, n_tokens, w->kv_c_stride, 1, 0, latent, value, err);
+    if (s == KVS_OK)
+        s = check_extent(scratch, "k_pe", i, w->k_pe_offset, n_tokens, w->k_pe_stride, 1, 0, rope, value, err);
+    return s;
+}
+
+/* What the kernel will refuse is refused here: then nothing has begun. */
+static kvs_status check_write_args(uint32_t i, const kvs_mla_write_args *a, kvs_err *err)
+{
+    kvs_err why = {0};
+    uint32_t type;
+    kvs_status s = kvs_mla_write_check(a, &type, &why);
+
+    return s == KVS_OK ? KVS_OK : kvs_fail(err, s, "call %u: %s", i, why.msg);
+}
+
 static kvs_status add_write(compute *x, uint32_t i, wire_write_call *w, uint32_t n_tokens, const int64_t *mapping,
                             kvs_err *err)
 {
     region_seat *scratch = NULL;
     kvs_mla_write_args *a = &x->write_calls[i].args.write;
-    kvs_status s = check_plane(x->seat->region, w->plane, i, err);
+    kvs_status s = check_plane(x->seat->region, w->plane, WRITE_FORMATS, i, err);
 
     if (s == KVS_OK)
+        s = check_scale(x->seat->region, w->plane, w->kv_scale, i, err);
+    if (s == KVS_OK)
         s = find_scratch(x, w->scratch, i, &scratch, err);
-    if (n_tokens == 1) { /* one row has no stride */
-        w->kv_c_stride = LATENT_BYTES;
-        w->k_pe_stride = ROPE_BYTES;
-    }
-    if (s == KVS_OK && (w->kv_c_stride < LATENT_BYTES || w->k_pe_stride < ROPE_BYTES))
-        s = kvs_fail(err, KVS_E_INVALID, "call %u: strides: %" PRIu64 " and %" PRIu64 " are below rows of %d and %d", i,
-                     w->kv_c_stride, w->k_pe_stride, LATENT_BYTES, ROPE_BYTES);
     if (s == KVS_OK)
-        s = check_extent(scratch->region, "kv_c", i, w->kv_c_offset, n_tokens, w->kv_c_stride, 1, 0, LATENT_BYTES,
-                         ELEMENT, err);
-    if (s == KVS_OK)
-        s = check_extent(scratch->region, "k_pe", i, w->k_pe_offset, n_tokens, w->k_pe_stride, 1, 0, ROPE_BYTES,
-                         ELEMENT, err);
+        s = check_rows(scratch->region, i, w, n_tokens, kvs_value_bytes(source_type(x->seat->region, w)), err);
     if (s != KVS_OK)
         return s;
     x->scratches[i] = scratch;
-    x->write_calls[i].is_write = true;
+    x->write_scales[i] = w->kv_scale;
+    x->write_calls[i].kind = DECODER_WRITE;
     *a = (kvs_mla_write_args){.view = region_map_view(x->seat->region->map, w->plane),
                               .kv_c = scratch->region->base + w->kv_c_offset,
                               .k_pe = scratch->region->base + w->k_pe_offset,
                               .kv_c_stride = w->kv_c_stride,
                               .k_pe_stride = w->k_pe_stride,
                               .slot_mapping = mapping,
-                              .n_tokens = n_tokens};
-    return KVS_OK;
+                              .n_tokens = n_tokens,
+                              .src_type = source_type(x->seat->region, w),
+                              .scale = &x->write_scales[i]};
+    return check_write_args(i, a, err);
 }
 
 static kvs_status add_writes(compute *x, const wire_write_req *q, const uint8_t *calls, const int64_t *mapping,
@@ -364,7 +423,8 @@ static kvs_status add_writes(compute *x, const wire_write_req *q, const uint8_t 
 
     x->write_calls = request_alloc(x->request, q->n_calls, sizeof(x->write_calls[0]));
     x->scratches = request_alloc(x->request, q->n_calls, sizeof(region_seat *));
-    if (!x->write_calls || !x->scratches)
+    x->write_scales = request_alloc(x->request, q->n_calls, sizeof(x->write_scales[0]));
+    if (!x->write_calls || !x->scratches || !x->write_scales)
         return kvs_fail(err, KVS_E_NO_MEMORY, "write of %u calls: out of memory", q->n_calls);
     for (uint32_t i = 0; i < q->n_calls; i++) {
         wire_write_call w;
@@ -418,99 +478,115 @@ void refused_write(peer *p, wire_in *in, kvs_status s)
     counter_signal(p, q.signal_counter, q.signal_value, s);
 }
 
-/* ---- DECODE ---- */
+/* ---- DECODE and EXTEND ---- */
 
-typedef struct decode_tables {
-    int32_t *seq_len, *block_table;
-} decode_tables;
+/* What the calls of a request share: its sequences, and how many query rows (T) an operand has. */
+typedef struct batch {
+    decoder_kind kind;
+    uint32_t ns, region, n_seqs, table_width, h_q, n_calls, flags;
+    uint32_t s_q; /* DECODE: T is n_seqs * s_q.  EXTEND: 0 */
+    uint64_t n_rows;
+    int32_t *q_start, *seq_len, *block_table; /* q_start: EXTEND */
+} batch;
 
-static kvs_status check_decode(peer *p, const wire_decode_req *q, const directory_ns **ns, region_seat **seat,
-                               kvs_err *err)
+static kvs_status check_batch(peer *p, const batch *b, const directory_ns **ns, region_seat **seat, kvs_err *err)
 {
     kvs_status s;
 
-    if (q->s_q < 1 || q->s_q > KVS_MLA_MAX_SQ)
-        return kvs_fail(err, KVS_E_LIMIT, "s_q: %u is outside 1..%d", q->s_q, KVS_MLA_MAX_SQ);
-    if (q->h_q < 1 || q->h_q > KVS_MLA_MAX_HEADS)
-        return kvs_fail(err, KVS_E_LIMIT, "h_q: %u is outside 1..%d", q->h_q, KVS_MLA_MAX_HEADS);
-    s = check_count(p->core, "n_seqs", q->n_seqs, err);
+    if (b->kind == DECODER_DECODE && (b->s_q < 1 || b->s_q > KVS_MLA_MAX_SQ))
+        return kvs_fail(err, KVS_E_LIMIT, "s_q: %u is outside 1..%d", b->s_q, KVS_MLA_MAX_SQ);
+    if (b->h_q < 1 || b->h_q > KVS_MLA_MAX_HEADS)
+        return kvs_fail(err, KVS_E_LIMIT, "h_q: %u is outside 1..%d", b->h_q, KVS_MLA_MAX_HEADS);
+    s = check_count(p->core, "n_seqs", b->n_seqs, err);
+    if (s == KVS_OK && b->kind == DECODER_EXTEND)
+        s = check_count(p->core, "n_tokens", (uint32_t)b->n_rows, err);
     if (s == KVS_OK)
-        s = check_count(p->core, "n_calls", q->n_calls, err);
+        s = check_count(p->core, "n_calls", b->n_calls, err);
     if (s != KVS_OK)
         return s;
-    if (q->table_width < 1)
+    if (b->table_width < 1)
         return kvs_fail(err, KVS_E_LIMIT, "table_width: 0 is below 1");
-    if ((q->flags & ~(uint32_t)WIRE_DECODE_FIXED_SPLIT) != 0)
-        return kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has unknown bits, known are 0x%x", q->flags,
+    if ((b->flags & ~(uint32_t)WIRE_DECODE_FIXED_SPLIT) != 0)
+        return kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has unknown bits, known are 0x%x", b->flags,
                         WIRE_DECODE_FIXED_SPLIT);
-    s = peer_ns(p, q->ns, ns, err);
+    s = peer_ns(p, b->ns, ns, err);
     if (s == KVS_OK)
-        s = peer_slots(p, q->region, q->ns, seat, err);
+        s = peer_slots(p, b->region, b->ns, seat, err);
     return s;
 }
 
-static kvs_status read_row(compute *x, const wire_decode_req *q, const uint8_t *table, uint32_t i, decode_tables *t,
-                           kvs_err *err)
+static kvs_status read_starts(compute *x, batch *b, const uint8_t *array, kvs_err *err)
 {
-    const region *g = x->seat->region;
-    uint64_t tokens = g->map->tokens_per_block, most = q->table_width * tokens;
-    uint64_t at = (uint64_t)i * q->table_width;
-    uint32_t n;
-
-    if (t->seq_len[i] < 0 || (uint64_t)t->seq_len[i] > most)
-        return kvs_fail(err, KVS_E_RANGE, "seq_len[%u]: %d is outside 0..%" PRIu64, i, t->seq_len[i], most);
-    n = (uint32_t)(((uint64_t)t->seq_len[i] + tokens - 1) / tokens);
-    for (uint32_t k = 0; k < q->table_width; k++) {
-        kvs_status s;
-
-        t->block_table[at + k] = (int32_t)wire_at_u32(table, at + k);
-        if (k >= n)
-            continue; /* never read */
-        if (t->block_table[at + k] < 0 || (uint32_t)t->block_table[at + k] >= g->n_slots)
-            return kvs_fail(err, KVS_E_RANGE, "block_table[%u][%u]: %d is outside 0..%u", i, k, t->block_table[at + k],
-                            g->n_slots - 1);
-        s = region_may_read(x->seat, (uint32_t)t->block_table[at + k]);
-        if (s != KVS_OK)
-            return kvs_fail(err, s, "block_table[%u][%u]: slot %d is not held by this client: %s", i, k,
-                            t->block_table[at + k], kvs_status_text(s));
-        use_slot(x, (uint32_t)t->block_table[at + k]);
+    b->q_start = request_alloc(x->request, (uint64_t)b->n_seqs + 1, sizeof(int32_t));
+    if (!b->q_start)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "q_start of %u sequences: out of memory", b->n_seqs);
+    for (uint32_t i = 0; i <= b->n_seqs; i++) {
+        b->q_start[i] = (int32_t)wire_at_u32(array, i);
+        if (b->q_start[i] < 0 || (uint64_t)b->q_start[i] > b->n_rows || (i > 0 && b->q_start[i] < b->q_start[i - 1]))
+            return kvs_fail(err, KVS_E_RANGE, "q_start[%u]: %d is outside %d..%" PRIu64, i, b->q_start[i],
+                            i > 0 ? b->q_start[i - 1] : 0, b->n_rows);
     }
     return KVS_OK;
 }
 
-static kvs_status read_tables(compute *x, const wire_decode_req *q, const uint8_t *lens, const uint8_t *table,
-                              decode_tables *t, kvs_err *err)
+static kvs_status read_row(compute *x, const batch *b, const uint8_t *table, uint32_t i, kvs_err *err)
 {
-    t->seq_len = request_alloc(x->request, (uint64_t)q->n_seqs + 1, sizeof(int32_t));
-    t->block_table = request_alloc(x->request, (uint64_t)q->n_seqs * q->table_width + 1, sizeof(int32_t));
-    if (!t->seq_len || !t->block_table)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "tables of %u sequences: out of memory", q->n_seqs);
-    for (uint32_t i = 0; i < q->n_seqs; i++) {
+    const region *g = x->seat->region;
+    uint64_t tokens = g->map->tokens_per_block, most = b->table_width * tokens;
+    uint64_t at = (uint64_t)i * b->table_width;
+    uint32_t n;
+
+    if (b->seq_len[i] < 0 || (uint64_t)b->seq_len[i] > most)
+        return kvs_fail(err, KVS_E_RANGE, "seq_len[%u]: %d is outside 0..%" PRIu64, i, b->seq_len[i], most);
+    n = (uint32_t)(((uint64_t)b->seq_len[i] + tokens - 1) / tokens);
+    for (uint32_t k = 0; k < b->table_width; k++) {
         kvs_status s;
 
-        t->seq_len[i] = (int32_t)wire_at_u32(lens, i);
-        s = read_row(x, q, table, i, t, err);
+        b->block_table[at + k] = (int32_t)wire_at_u32(table, at + k);
+        if (k >= n)
+            continue; /* never read */
+        if (b->block_table[at + k] < 0 || (uint32_t)b->block_table[at + k] >= g->n_slots)
+            return kvs_fail(err, KVS_E_RANGE, "block_table[%u][%u]: %d is outside 0..%u", i, k, b->block_table[at + k],
+                            g->n_slots - 1);
+        s = region_may_read(x->seat, (uint32_t)b->block_table[at + k]);
+        if (s != KVS_OK)
+            return kvs_fail(err, s, "block_table[%u][%u]: slot %d is not held by this client: %s", i, k,
+                            b->block_table[at + k], kvs_status_text(s));
+        use_slot(x, (uint32_t)b->block_table[at + k]);
+    }
+    return KVS_OK;
+}
+
+static kvs_status read_tables(compute *x, batch *b, const uint8_t *lens, const uint8_t *table, kvs_err *err)
+{
+    b->seq_len = request_alloc(x->request, (uint64_t)b->n_seqs + 1, sizeof(int32_t));
+    b->block_table = request_alloc(x->request, (uint64_t)b->n_seqs * b->table_width + 1, sizeof(int32_t));
+    if (!b->seq_len || !b->block_table)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "tables of %u sequences: out of memory", b->n_seqs);
+    for (uint32_t i = 0; i < b->n_seqs; i++) {
+        kvs_status s;
+
+        b->seq_len[i] = (int32_t)wire_at_u32(lens, i);
+        s = read_row(x, b, table, i, err);
         if (s != KVS_OK)
             return s;
     }
     return KVS_OK;
 }
 
-static kvs_status check_operands(const region *sc, uint32_t i, const wire_decode_call *d, const wire_decode_req *q,
-                                 kvs_err *err)
+static kvs_status check_operands(const region *sc, uint32_t i, const wire_decode_call *d, const batch *b, kvs_err *err)
 {
-    uint64_t rows = (uint64_t)q->n_seqs * q->s_q;
-    kvs_status s = check_extent(sc, "q_nope", i, d->q_nope_offset, rows, d->q_nope_token, q->h_q, d->q_nope_head,
+    kvs_status s = check_extent(sc, "q_nope", i, d->q_nope_offset, b->n_rows, d->q_nope_token, b->h_q, d->q_nope_head,
                                 LATENT_BYTES, ELEMENT, err);
 
     if (s == KVS_OK)
-        s = check_extent(sc, "q_pe", i, d->q_pe_offset, rows, d->q_pe_token, q->h_q, d->q_pe_head, ROPE_BYTES, ELEMENT,
-                         err);
+        s = check_extent(sc, "q_pe", i, d->q_pe_offset, b->n_rows, d->q_pe_token, b->h_q, d->q_pe_head, ROPE_BYTES,
+                         ELEMENT, err);
     if (s == KVS_OK)
-        s = check_extent(sc, "out", i, d->out_offset, rows, d->out_token, q->h_q, d->out_head, LATENT_BYTES, ELEMENT,
-                         err);
+        s = check_extent(sc, "out", i, d->out_offset, b->n_rows, d->out_token, b->h_q, d->out_head, LATENT_BYTES,
+                         ELEMENT, err);
     if (s == KVS_OK)
-        s = check_extent(sc, "lse", i, d->lse_offset, rows, d->lse_token, q->h_q, d->lse_head, sizeof(float),
+        s = check_extent(sc, "lse", i, d->lse_offset, b->n_rows, d->lse_token, b->h_q, d->lse_head, sizeof(float),
                          sizeof(float), err);
     return s;
 }
@@ -525,8 +601,12 @@ static kvs_status check_call(const compute *x, uint32_t i, const wire_decode_cal
         s = kvs_fail(err, KVS_E_LIMIT, "call %u: parts: %u is outside 0..%d", i, d->parts, KVS_MLA_MAX_PARTS);
     if (s == KVS_OK && !isfinite(d->sm_scale))
         s = kvs_fail(err, KVS_E_INVALID, "call %u: sm_scale: %g is not finite", i, (double)d->sm_scale);
+    if (s == KVS_OK && d->reserved != 0)
+        s = kvs_fail(err, KVS_E_INVALID, "call %u: reserved: %u is not 0", i, d->reserved);
     if (s == KVS_OK)
-        s = check_plane(x->seat->region, d->plane, i, err);
+        s = check_plane(x->seat->region, d->plane, READ_FORMATS, i, err);
+    if (s == KVS_OK)
+        s = check_scale(x->seat->region, d->plane, d->kv_scale, i, err);
     return s;
 }
 
@@ -535,46 +615,81 @@ static kvs_strided operand(const region *sc, uint64_t offset, uint64_t token, ui
     return (kvs_strided){sc->base + offset, token, head};
 }
 
+static kvs_mla_decode_args decode_args(const compute *x, const compute_job *cj, const wire_decode_call *d,
+                                       const batch *b)
+{
+    const region *sc = cj->scratch->region;
+
+    return (kvs_mla_decode_args){.view = region_map_view(x->seat->region->map, d->plane),
+                                 .q_nope = operand(sc, d->q_nope_offset, d->q_nope_token, d->q_nope_head),
+                                 .q_pe = operand(sc, d->q_pe_offset, d->q_pe_token, d->q_pe_head),
+                                 .out = operand(sc, d->out_offset, d->out_token, d->out_head),
+                                 .lse = operand(sc, d->lse_offset, d->lse_token, d->lse_head),
+                                 .seq_len = b->seq_len,
+                                 .block_table = b->block_table,
+                                 .table_stride = b->table_width,
+                                 .n_seqs = b->n_seqs,
+                                 .table_width = b->table_width,
+                                 .s_q = b->s_q,
+                                 .h_q = b->h_q,
+                                 .parts = d->parts,
+                                 .fixed_split = (b->flags & WIRE_DECODE_FIXED_SPLIT) != 0,
+                                 .sm_scale = d->sm_scale,
+                                 .kv_scale = &cj->kv_scale};
+}
+
+static kvs_mla_extend_args extend_args(const compute *x, const compute_job *cj, const wire_decode_call *d,
+                                       const batch *b)
+{
+    const region *sc = cj->scratch->region;
+
+    return (kvs_mla_extend_args){.view = region_map_view(x->seat->region->map, d->plane),
+                                 .q_nope = operand(sc, d->q_nope_offset, d->q_nope_token, d->q_nope_head),
+                                 .q_pe = operand(sc, d->q_pe_offset, d->q_pe_token, d->q_pe_head),
+                                 .out = operand(sc, d->out_offset, d->out_token, d->out_head),
+                                 .lse = operand(sc, d->lse_offset, d->lse_token, d->lse_head),
+                                 .q_start = b->q_start,
+                                 .seq_len = b->seq_len,
+                                 .block_table = b->block_table,
+                                 .table_stride = b->table_width,
+                                 .n_seqs = b->n_seqs,
+                                 .n_tokens = (uint32_t)b->n_rows,
+                                 .table_width = b->table_width,
+                                 .h_q = b->h_q,
+                                 .parts = d->parts,
+                                 .fixed_split = (b->flags & WIRE_DECODE_FIXED_SPLIT) != 0,
+                                 .sm_scale = d->sm_scale,
+                                 .kv_scale = &cj->kv_scale};
+}
+
 /* What the kernel will refuse is refused here: then nothing has begun, and every call is signalled. */
-static kvs_status check_args(uint32_t i, const kvs_mla_decode_args *a, kvs_err *err)
+static kvs_status check_args(uint32_t i, const decoder_call *c, kvs_err *err)
 {
     kvs_err why = {0};
-    kvs_status s = kvs_mla_decode_check(a, &why);
+    kvs_status s = c->kind == DECODER_EXTEND ? kvs_mla_extend_check(&c->args.extend, &why)
+                                             : kvs_mla_decode_check(&c->args.decode, &why);
 
     return s == KVS_OK ? KVS_OK : kvs_fail(err, s, "call %u: %s", i, why.msg);
 }
 
-static kvs_status add_decode(compute *x, uint32_t i, const wire_decode_call *d, const wire_decode_req *q,
-                             const decode_tables *t, kvs_err *err)
+static kvs_status add_attend(compute *x, uint32_t i, const wire_decode_call *d, const batch *b, kvs_err *err)
 {
     compute_job *cj = &x->jobs[i];
-    const region *sc;
     kvs_status s = check_call(x, i, d, err);
 
     if (s == KVS_OK)
         s = find_scratch(x, d->scratch, i, &cj->scratch, err);
     if (s == KVS_OK)
-        s = check_operands(cj->scratch->region, i, d, q, err);
+        s = check_operands(cj->scratch->region, i, d, b, err);
     if (s != KVS_OK)
         return s;
-    sc = cj->scratch->region;
-    cj->call.args.decode =
-        (kvs_mla_decode_args){.view = region_map_view(x->seat->region->map, d->plane),
-                              .q_nope = operand(sc, d->q_nope_offset, d->q_nope_token, d->q_nope_head),
-                              .q_pe = operand(sc, d->q_pe_offset, d->q_pe_token, d->q_pe_head),
-                              .out = operand(sc, d->out_offset, d->out_token, d->out_head),
-                              .lse = operand(sc, d->lse_offset, d->lse_token, d->lse_head),
-                              .seq_len = t->seq_len,
-                              .block_table = t->block_table,
-                              .table_stride = q->table_width,
-                              .n_seqs = q->n_seqs,
-                              .table_width = q->table_width,
-                              .s_q = q->s_q,
-                              .h_q = q->h_q,
-                              .parts = d->parts,
-                              .fixed_split = (q->flags & WIRE_DECODE_FIXED_SPLIT) != 0,
-                              .sm_scale = d->sm_scale};
-    s = check_args(i, &cj->call.args.decode, err);
+    cj->kv_scale = d->kv_scale;
+    cj->call.kind = b->kind;
+    if (b->kind == DECODER_EXTEND)
+        cj->call.args.extend = extend_args(x, cj, d, b);
+    else
+        cj->call.args.decode = decode_args(x, cj, d, b);
+    s = check_args(i, &cj->call, err);
     if (s != KVS_OK)
         return s;
     cj->job.calls = &cj->call;
@@ -585,47 +700,89 @@ static kvs_status add_decode(compute *x, uint32_t i, const wire_decode_call *d, 
     return KVS_OK;
 }
 
-static kvs_status add_decodes(compute *x, const wire_decode_req *q, const uint8_t *calls, const decode_tables *t,
-                              kvs_err *err)
+/* The arrays behind the message's head, in its order. */
+typedef struct batch_arrays {
+    const uint8_t *calls, *starts, *lens, *table;
+} batch_arrays;
+
+static kvs_status attend(request *r, wire_in *in, batch *b, kvs_err *err)
 {
-    wire_in in = {calls, 0, (size_t)q->n_calls * WIRE_decode_call_BYTES, false};
+    const directory_ns *ns = NULL;
+    region_seat *seat = NULL;
+    batch_arrays a = {0};
+    compute *x = NULL;
+    wire_in calls;
+    kvs_status s;
 
-    for (uint32_t i = 0; i < q->n_calls; i++) {
+    a.calls = wire_get_array(in, b->n_calls, WIRE_decode_call_BYTES);
+    if (b->kind == DECODER_EXTEND)
+        a.starts = wire_get_array(in, (uint64_t)b->n_seqs + 1, 4);
+    a.lens = wire_get_array(in, b->n_seqs, 4);
+    a.table = wire_get_array(in, (uint64_t)b->n_seqs * b->table_width, 4);
+    s = request_parsed(in, err);
+    if (s == KVS_OK)
+        s = check_batch(r->peer, b, &ns, &seat, err);
+    if (s == KVS_OK)
+        s = make_compute(r, seat, false, b->n_calls, b->n_calls, (uint64_t)b->n_seqs * b->table_width, &x, err);
+    if (s == KVS_OK && b->kind == DECODER_EXTEND)
+        s = read_starts(x, b, a.starts, err);
+    if (s == KVS_OK)
+        s = read_tables(x, b, a.lens, a.table, err);
+    calls = (wire_in){a.calls, 0, (size_t)b->n_calls * WIRE_decode_call_BYTES, false};
+    for (uint32_t i = 0; i < b->n_calls && s == KVS_OK; i++) {
         wire_decode_call d;
-        kvs_status s;
 
-        wire_get_decode_call(&in, &d);
-        s = add_decode(x, i, &d, q, t, err);
-        if (s != KVS_OK)
-            return s;
+        wire_get_decode_call(&calls, &d);
+        s = add_attend(x, i, &d, b, err);
     }
-    return KVS_OK;
+    return s == KVS_OK ? submit(x, err) : s;
 }
 
 kvs_status op_decode(request *r, wire_in *in, kvs_err *err)
 {
-    const directory_ns *ns = NULL;
-    region_seat *seat = NULL;
-    const uint8_t *calls, *lens, *table;
-    decode_tables t = {0};
     wire_decode_req q;
-    compute *x = NULL;
-    kvs_status s;
+    batch b;
 
     wire_get_decode_req(in, &q);
-    calls = wire_get_array(in, q.n_calls, WIRE_decode_call_BYTES);
-    lens = wire_get_array(in, q.n_seqs, 4);
-    table = wire_get_array(in, (uint64_t)q.n_seqs * q.table_width, 4);
-    s = request_parsed(in, err);
-    if (s == KVS_OK)
-        s = check_decode(r->peer, &q, &ns, &seat, err);
-    if (s == KVS_OK)
-        s = make_compute(r, seat, false, q.n_calls, q.n_calls, (uint64_t)q.n_seqs * q.table_width, &x, err);
-    if (s == KVS_OK)
-        s = read_tables(x, &q, lens, table, &t, err);
-    if (s == KVS_OK)
-        s = add_decodes(x, &q, calls, &t, err);
-    return s == KVS_OK ? submit(x, err) : s;
+    b = (batch){.kind = DECODER_DECODE,
+                .ns = q.ns,
+                .region = q.region,
+                .n_seqs = q.n_seqs,
+                .table_width = q.table_width,
+                .h_q = q.h_q,
+                .n_calls = q.n_calls,
+                .flags = q.flags,
+                .s_q = q.s_q,
+                .n_rows = (uint64_t)q.n_seqs * q.s_q};
+    return attend(r, in, &b, err);
+}
+
+kvs_status op_extend(request *r, wire_in *in, kvs_err *err)
+{
+    wire_extend_req q;
+    batch b;
+
+    wire_get_extend_req(in, &q);
+    b = (batch){.kind = DECODER_EXTEND,
+                .ns = q.ns,
+                .region = q.region,
+                .n_seqs = q.n_seqs,
+                .table_width = q.table_width,
+                .h_q = q.h_q,
+                .n_calls = q.n_calls,
+                .flags = q.flags,
+                .n_rows = q.n_tokens};
+    return attend(r, in, &b, err);
+}
+
+static void refused_calls(peer *p, wire_in *in, uint32_t n_calls, kvs_status s)
+{
+    for (uint32_t i = 0; i < n_calls && in->len - in->pos >= WIRE_decode_call_BYTES; i++) {
+        wire_decode_call d;
+
+        wire_get_decode_call(in, &d);
+        counter_signal(p, d.signal_counter, d.signal_value, s);
+    }
 }
 
 void refused_decode(peer *p, wire_in *in, kvs_status s)
@@ -633,10 +790,13 @@ void refused_decode(peer *p, wire_in *in, kvs_status s)
     wire_decode_req q;
 
     wire_get_decode_req(in, &q);
-    for (uint32_t i = 0; i < q.n_calls && in->len - in->pos >= WIRE_decode_call_BYTES; i++) {
-        wire_decode_call d;
+    refused_calls(p, in, q.n_calls, s);
+}
 
-        wire_get_decode_call(in, &d);
-        counter_signal(p, d.signal_counter, d.signal_value, s);
-    }
+void refused_extend(peer *p, wire_in *in, kvs_status s)
+{
+    wire_extend_req q;
+
+    wire_get_extend_req(in, &q);
+    refused_calls(p, in, q.n_calls, s);
 }

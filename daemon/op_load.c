@@ -329,6 +329,7 @@ static void fill_job(load *l)
         l->of[k] = i;
         l->job.items[k++] = (mover_item){.host = pool_address(c->pool, it->host),
                                          .slot = it->slot,
+                                         .run = pool_extent_of(c->pool, it->host) + 1,
                                          .checksum = row->checksum,
                                          .verify = is_looked_at(c, l->seat->region, it->host, row)};
     }
@@ -447,6 +448,8 @@ kvs_status op_load(request *r, wire_in *in, kvs_err *err)
     s = request_parsed(in, err);
     if (s == KVS_OK)
         s = check_load(r->peer, &q, &ns, &seat, err);
+    if (s == KVS_OK)
+        mover_expect(core_device_of(r->peer->core, seat->region)->load); /* it wakes up while we look at keys */
     if (s == KVS_OK)
         s = request_charge(r, (uint64_t)q.n * ns->slot_bytes, err);
     if (s == KVS_OK)

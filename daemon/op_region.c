@@ -584,6 +584,7 @@ kvs_status op_region_import(request *r, wire_in *in, kvs_err *err)
         unmake(m);
         return s;
     }
+    m->region->backend = maps[0].backend;
     m->maps = maps;
     m->n_maps = q.n_maps;
     m->import.memory = q.memory;

@@ -261,7 +261,9 @@ static kvs_status admit(store *x, const wire_store_req *q, kvs_err *err)
         if (!it->copies)
             continue;
         x->of[k] = i;
-        x->job.items[k++] = (mover_item){.host = pool_address(c->pool, host[i]), .slot = it->slot};
+        x->job.items[k++] = (mover_item){.host = pool_address(c->pool, host[i]),
+                                         .slot = it->slot,
+                                         .run = pool_extent_of(c->pool, host[i]) + 1}; /* it lies in one piece */
     }
     x->job.n_items = k;
     x->job.checksum = c->config->pool_checksum;
@@ -294,6 +296,8 @@ kvs_status op_store(request *r, wire_in *in, kvs_err *err)
     s = request_parsed(in, err);
     if (s == KVS_OK)
         s = check_store(r->peer, &q, &ns, &seat, err);
+    if (s == KVS_OK)
+        mover_expect(core_device_of(r->peer->core, seat->region)->store); /* it wakes up while we look at keys */
     if (s == KVS_OK)
         s = request_charge(r, (uint64_t)q.n * ns->slot_bytes, err);
     if (s == KVS_OK)

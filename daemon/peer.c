@@ -110,6 +110,16 @@ void peer_gone(peer *p, uint64_t now_us)
     core_rest(c);
 }
 
+void peer_dismiss(peer *p)
+{
+    for (request *r = p->requests; r; r = r->next) {
+        if (!r->ops->stop) /* a CANCEL ends with its target */
+            continue;
+        r->cancelled = true;
+        (void)r->ops->stop(r, false);
+    }
+}
+
 /* Jobs first, then seats, then the memory on the pinner: the order in which nothing can still be touched. */
 void peer_drained(peer *p)
 {

@@ -698,9 +698,14 @@ void pool_release(pool *p, pool_slot s)
 
     assert(slot_state(p, s) != POOL_FREE);
     slot_become(p, s, POOL_FREE);
-    link = sparse_touch(&p->links, s);
-    *link = x->free_head;
-    x->free_head = s % p->rows_per_extent;
+    if (x->n[POOL_FREE] == x->n_slots) { /* empty: it begins anew, so that blocks that come together lie side by side */
+        x->free_head = POOL_NONE;
+        x->n_used = 0;
+    } else {
+        link = sparse_touch(&p->links, s);
+        *link = x->free_head;
+        x->free_head = s % p->rows_per_extent;
+    }
     if (x->closing)
         extent_unbind_if_empty(p, e);
     else if (!could_give && extent_can_give(x)) /* not while its piece is to come */

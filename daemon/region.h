@@ -68,6 +68,7 @@ struct region {
     uint32_t id, tenant, ns, kind, n_slots;
     uint32_t device; /* the core's number of the one that it lies on */
     bool imported;
+    uint32_t backend; /* imported: who attends to its first map, as the client said (proto/backend.h) */
     uint8_t token[WIRE_TOKEN_BYTES];
     uint64_t bytes, piece_bytes;
     uint32_t n_pieces;

@@ -43,7 +43,8 @@ static const op_row rows[] = {
     ROW(WRITE, write, OP_CLIENT, CREDIT_DATA, 0, G_COMPUTE, WIRE_write_req_BYTES, WIRE_call_rep_BYTES, refused_write),
     ROW(DECODE, decode, OP_CLIENT, CREDIT_DATA, 0, G_COMPUTE, WIRE_decode_req_BYTES, WIRE_call_rep_BYTES,
         refused_decode),
-    ROW(EXTEND, extend, OP_CLIENT, CREDIT_DATA, 0, G_COMPUTE, 0, 0, NULL),
+    ROW(EXTEND, extend, OP_CLIENT, CREDIT_DATA, 0, G_COMPUTE, WIRE_extend_req_BYTES, WIRE_call_rep_BYTES,
+        refused_extend),
     ROW(PIN, pin, OP_ANY, CREDIT_DATA, 0, G_PIN, WIRE_keys_req_BYTES, WIRE_key_rep_BYTES, NULL),
     ROW(UNPIN, unpin, OP_ANY, CREDIT_DATA, 0, G_PIN, WIRE_keys_req_BYTES, WIRE_key_rep_BYTES, NULL),
     ROW(DROP, drop, OP_ANY, CREDIT_DATA, 0, G_RESET, WIRE_keys_req_BYTES, WIRE_key_rep_BYTES, NULL),
@@ -65,13 +66,6 @@ const op_row *op_find(uint16_t op)
         if (rows[i].op == op)
             return &rows[i];
     return NULL;
-}
-
-kvs_status op_extend(request *r, wire_in *in, kvs_err *err)
-{
-    (void)r;
-    (void)in;
-    return kvs_fail(err, KVS_E_UNSUPPORTED, "op: EXTEND is not supported by this daemon");
 }
 
 /* ---- memory ---- */

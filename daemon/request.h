@@ -55,9 +55,11 @@ void core_set_operator(core *c, const core_operator *o);
 /* Of every reload, whoever asked for it: counted in STATUS. */
 void core_reloaded(core *c, kvs_status s, const kvs_err *err);
 
-/* May these values be taken over while the core lives?  E_CONFIG: the pool cannot have that size without a restart. */
+/* May these values be taken over while the core lives?  E_CONFIG: the pool cannot have that size without a restart,
+ * or without taking a tenant what its floor keeps. */
 kvs_status core_check_config(const core *c, const config *next, kvs_err *err);
-/* The config has changed (a reload): take over what is kept elsewhere.  Its tenants are the same ones in the same order. */
+/* The config has changed (a reload): take over what is kept elsewhere.  Its tenants are the same ones in the same order, new
+ * ones behind them.  Of those that are gone every block, pin and lease is dropped; their peers are the server's to close. */
 void core_configured(core *c);
 /* Everything is refused with E_STATE from now on, but CANCEL, HEALTH and STATUS.  Jobs that have not begun are answered
  * E_CANCELLED, those that run go on to their end. */
@@ -122,6 +124,8 @@ kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const
 kvs_status peer_request(peer *p, frame *f, uint64_t now_us, kvs_err *err);
 uint32_t peer_in_flight(const peer *p); /* requests that have no reply yet */
 bool peer_said_hello(const peer *p);
+/* It is to be closed soon: jobs that have not begun are answered E_CANCELLED, those that run go on to their end. */
+void peer_dismiss(peer *p);
 /* The connection is gone: jobs that wait are dropped, those that run are waited for, then regions are
  * unmapped on the pinner, leases, holds and half-written blocks go; then ops->closed.  Call once; no other
  * call after it. */

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/conn.h"
+#include "daemon/door.h"
 #include "daemon/listen.h"
 #include "daemon/log.h"
 #include "daemon/tenant.h"
@@ -25,8 +26,9 @@ typedef struct listener {
     listen_socket socket;
     uv_poll_t poll;
     uv_timer_t backoff;
-    bool is_admin, polling;
-    uint32_t tenant;                   /* of those who come in here; the admin socket has none */
+    unsigned n_handles;  /* not yet closed by the loop */
+    bool polling, fresh; /* fresh: prepared for a tenant that is not in force yet */
+    door door;
     const char *refused_why;           /* the latest reason */
     uint64_t refused, refused_line_us; /* since the last line about it; when that was */
 } listener;
@@ -34,8 +36,7 @@ typedef struct listener {
 struct server {
     server_config cfg;
     conn_host host;
-    listener *listeners; /* [n_listeners]: the admin's, then one a tenant, in their order */
-    unsigned n_listeners;
+    listener *listeners[CONFIG_MAX_TENANTS + 1]; /* the admin's, then that of each tenant, if it has one */
     uv_prepare_t prepare;
     uv_idle_t no_wait; /* while active, the loop only looks and does not wait */
     uv_timer_t timer;
@@ -47,19 +48,6 @@ struct server {
 };
 
 /* ---- who may come in ---- */
-static uid_t read_overflow_uid(void)
-{
-    FILE *f = fopen("/proc/sys/kernel/overflowuid", "re");
-    unsigned uid = 65534;
-
-    if (f != NULL) {
-        if (fscanf(f, "%u", &uid) != 1)
-            uid = 65534;
-        (void)fclose(f);
-    }
-    return (uid_t)uid;
-}
-
 static int read_max_fd(void)
 {
     struct rlimit lim;
@@ -73,33 +61,15 @@ static int read_max_fd(void)
 
 static const char *name_of(const listener *l)
 {
-    return l->is_admin ? "admin" : tenant_name(l->server->cfg.config, l->tenant);
-}
-
-/* NULL, or why this peer may not: a word for the log, and *ret_text for the peer. */
-static const char *is_stranger(const server *s, const listener *l, const peer_info *p, const char **ret_text)
-{
-    if (l->is_admin && p->uid != 0 && p->uid != geteuid()) {
-        *ret_text = "the admin socket is for root and for the user that the daemon runs as";
-        return "uid";
-    }
-    if (p->uid == s->overflow_uid && p->uid != geteuid()) {
-        *ret_text = "your user is not known in the daemon's user namespace";
-        return "unmapped_uid";
-    }
-    if (!l->is_admin && !tenant_lets_in(s->cfg.config, l->tenant, p->uid)) {
-        *ret_text = "your user is not among the tenant's uids";
-        return "uid";
-    }
-    return NULL;
+    return l->door.is_admin ? "admin" : tenant_name(l->server->cfg.config, l->door.tenant);
 }
 
 static const char *is_full(const server *s, const listener *l, int fd)
 {
     if (fd >= s->max_fd)
         return "descriptors";
-    if (l->is_admin ? s->host.n_admins >= SERVER_ADMIN_PLACES
-                    : s->host.n_tenant[l->tenant] >= (uint64_t)s->cfg.config->max_clients)
+    if (l->door.is_admin ? s->host.n_admins >= SERVER_ADMIN_PLACES
+                         : s->host.n_tenant[l->door.tenant] >= (uint64_t)s->cfg.config->max_clients)
         return "max_clients";
     return NULL;
 }
@@ -122,8 +92,8 @@ static void refuse(listener *l, const char *why)
         return;
     log_event(LOG_LEVEL_WARN, "clients_refused", " reason=%s socket=%s n=%llu places=%lld taken=%u", why, name_of(l),
               (unsigned long long)l->refused,
-              l->is_admin ? (long long)SERVER_ADMIN_PLACES : (long long)l->server->cfg.config->max_clients,
-              l->is_admin ? h->n_admins : h->n_tenant[l->tenant]);
+              l->door.is_admin ? (long long)SERVER_ADMIN_PLACES : (long long)l->server->cfg.config->max_clients,
+              l->door.is_admin ? h->n_admins : h->n_tenant[l->door.tenant]);
     l->refused_line_us = now;
     l->refused = 0;
 }
@@ -132,7 +102,7 @@ static void refuse(listener *l, const char *why)
 static bool admit(listener *l, int fd)
 {
     server *s = l->server;
-    peer_info info = {.is_admin = l->is_admin, .tenant = l->tenant};
+    peer_info info = {.is_admin = l->door.is_admin, .tenant = l->door.tenant};
     struct ucred cred;
     socklen_t len = sizeof cred;
     const char *why;
@@ -144,7 +114,7 @@ static bool admit(listener *l, int fd)
     }
     info.uid = cred.uid;
     info.pid = cred.pid;
-    why = is_stranger(s, l, &info, &info.denied);
+    why = door_refuses(s->cfg.config, l->door, info.uid, s->overflow_uid, &info.denied);
     if (why != NULL) {
         count_refused(l, why);
         log_event(LOG_LEVEL_WARN, "client_denied", " reason=%s socket=%s uid=%u pid=%d", why, name_of(l),
@@ -300,19 +270,162 @@ static void on_prepare(uv_prepare_t *h)
         (void)uv_idle_stop(&s->no_wait);
 }
 
-/* ---- life ---- */
+/* ---- listeners ---- */
+static bool is_inherited(const listener *l)
+{
+    return l->socket.inherited;
+}
+
+/* fd: of the service manager, taken whatever happens; -1: bind the path. */
 static kvs_status open_listener(server *s, unsigned which, int fd, const char *path, mode_t mode, kvs_err *err)
 {
-    listener *l = &s->listeners[which];
+    listener *l = calloc(1, sizeof *l);
+    kvs_status st = KVS_OK;
 
-    l->is_admin = which == 0;
-    l->tenant = which > 0 ? which - 1 : 0;
-    if (fd < 0)
-        return listen_open(&l->socket, path, mode, err);
-    listen_inherit(&l->socket, fd);
+    if (l == NULL) {
+        if (fd >= 0)
+            (void)close(fd);
+        return kvs_fail(err, KVS_E_NO_MEMORY, "listening socket: out of memory");
+    }
+    l->server = s;
+    l->door = (door){which == 0, which > 0 ? which - 1 : 0};
+    if (fd >= 0)
+        listen_inherit(&l->socket, fd);
+    else
+        st = listen_open(&l->socket, path, mode, err);
+    if (st != KVS_OK) {
+        free(l);
+        return st;
+    }
+    s->listeners[which] = l;
     return KVS_OK;
 }
 
+/* Handles, but nobody is let in yet. */
+static kvs_status start_listener(server *s, listener *l, kvs_err *err)
+{
+    int rc = uv_poll_init(s->cfg.loop, &l->poll, l->socket.fd);
+
+    if (rc != 0)
+        return kvs_fail(err, KVS_E_SYS, "listening socket: %s", uv_strerror(rc));
+    l->poll.data = l;
+    (void)uv_timer_init(s->cfg.loop, &l->backoff);
+    l->backoff.data = l;
+    l->n_handles = 2;
+    s->n_handles += 2;
+    return KVS_OK;
+}
+
+static void stop_listener(listener *l)
+{
+    if (l->n_handles > 0) {
+        (void)uv_timer_stop(&l->backoff);
+        (void)uv_poll_stop(&l->poll);
+    }
+    l->polling = false;
+    listen_stop(&l->socket);
+}
+
+static void finish(server *s);
+
+static void handle_closed(server *s)
+{
+    if (--s->n_handles == 0)
+        finish(s);
+}
+
+static void free_listener(listener *l)
+{
+    listen_close(&l->socket);
+    free(l);
+}
+
+static void on_listener_closed(uv_handle_t *h)
+{
+    listener *l = h->data;
+    server *s = l->server;
+
+    if (--l->n_handles == 0)
+        free_listener(l);
+    handle_closed(s);
+}
+
+/* Its path may be bound again at once. */
+static void close_listener(server *s, unsigned which)
+{
+    listener *l = s->listeners[which];
+
+    if (l == NULL)
+        return;
+    s->listeners[which] = NULL;
+    if (l->n_handles == 0) {
+        free_listener(l);
+        return;
+    }
+    stop_listener(l);
+    listen_close(&l->socket);
+    uv_close((uv_handle_t *)&l->poll, on_listener_closed);
+    uv_close((uv_handle_t *)&l->backoff, on_listener_closed);
+}
+
+/* ---- a reload ---- */
+/* Of a tenant that has no socket yet: why it cannot have this one, while what we hold now is held. */
+static kvs_status check_free(const server *s, const char *path, kvs_err *err)
+{
+    for (unsigned i = 0; i <= CONFIG_MAX_TENANTS; i++)
+        if (s->listeners[i] != NULL && strcmp(s->listeners[i]->socket.path, path) == 0)
+            return kvs_fail(err, KVS_E_BUSY, "%s is that of tenant %s until another reload has taken it out", path,
+                            name_of(s->listeners[i]));
+    return listen_check(path, err);
+}
+
+static kvs_status prepare_tenant(server *s, uint32_t t, const config_tenant *x, bool dry_run, kvs_err *err)
+{
+    kvs_err why = {0};
+    kvs_status st = check_free(s, x->path, &why);
+
+    if (st == KVS_OK && !dry_run)
+        st = open_listener(s, t + 1, -1, x->path, (mode_t)x->mode, &why);
+    if (st == KVS_OK && !dry_run) {
+        s->listeners[t + 1]->fresh = true;
+        st = start_listener(s, s->listeners[t + 1], &why);
+    }
+    if (st != KVS_OK)
+        return kvs_fail(err, st, "tenants.%s.path: %.110s%s", x->name, why.msg,
+                        st == KVS_E_BUSY ? " (a socket unit hands it over at a restart)" : "");
+    return st;
+}
+
+kvs_status server_prepare(server *s, const config *next, bool dry_run, kvs_err *err)
+{
+    kvs_status st = KVS_OK;
+
+    for (uint32_t t = 1; t < next->n_tenants && st == KVS_OK; t++)
+        if (!next->tenants[t].gone && s->listeners[t + 1] == NULL)
+            st = prepare_tenant(s, t, &next->tenants[t], dry_run, err);
+    for (unsigned i = 0; i <= CONFIG_MAX_TENANTS && st != KVS_OK; i++)
+        if (s->listeners[i] != NULL && s->listeners[i]->fresh)
+            close_listener(s, i);
+    return st;
+}
+
+void server_configured(server *s)
+{
+    for (uint32_t t = 0; t < CONFIG_MAX_TENANTS; t++) {
+        listener *l = s->listeners[t + 1];
+
+        if (l == NULL)
+            continue;
+        l->fresh = false;
+        if (tenant_is_gone(s->cfg.config, t) && !is_inherited(l)) /* else whoever comes there is told that it is gone */
+            close_listener(s, t + 1);
+        else
+            listener_poll(l);
+    }
+    conns_recheck(&s->host);
+}
+
+/* ---- life ---- */
 /* Of one tenant's listener; its descriptor, if it was handed over, is taken whatever happens. */
 static kvs_status open_tenant(server *s, uint32_t t, int fd, kvs_err *err)
 {
@@ -350,21 +463,11 @@ static server *server_new(const server_config *c)
 
     if (s == NULL)
         return NULL;
-    s->n_listeners = c->config->n_tenants + 1;
-    s->listeners = calloc(s->n_listeners, sizeof *s->listeners);
-    if (s->listeners == NULL) {
-        free(s);
-        return NULL;
-    }
     s->cfg = *c;
     s->armed_us = UINT64_MAX;
-    s->overflow_uid = read_overflow_uid();
+    s->overflow_uid = door_overflow_uid();
     s->max_fd = read_max_fd();
     s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    for (unsigned i = 0; i < s->n_listeners; i++) {
-        s->listeners[i].server = s;
-        s->listeners[i].socket = (listen_socket){.fd = -1, .lock_fd = -1};
-    }
     return s;
 }
 
@@ -396,20 +499,6 @@ kvs_status server_create(server **ret, const server_config *c, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status start_listener(server *s, listener *l, kvs_err *err)
-{
-    int rc = uv_poll_init(s->cfg.loop, &l->poll, l->socket.fd);
-
-    if (rc != 0)
-        return kvs_fail(err, KVS_E_SYS, "listening socket: %s", uv_strerror(rc));
-    l->poll.data = l;
-    (void)uv_timer_init(s->cfg.loop, &l->backoff);
-    l->backoff.data = l;
-    s->n_handles += 2;
-    listener_poll(l);
-    return KVS_OK;
-}
-
 kvs_status server_start(server *s, core *c, mailbox *m, kvs_err *err)
 {
     conn_host_init(&s->host, s->cfg.loop, c, m, s->cfg.config);
@@ -420,32 +509,22 @@ kvs_status server_start(server *s, core *c, mailbox *m, kvs_err *err)
     s->timer.data = s->prepare.data = s->no_wait.data = s;
     s->n_handles += 3;
     (void)uv_prepare_start(&s->prepare, on_prepare);
-    for (unsigned i = 0; i < s->n_listeners; i++) {
-        kvs_status st = start_listener(s, &s->listeners[i], err);
+    for (unsigned i = 0; i <= CONFIG_MAX_TENANTS; i++) {
+        kvs_status st = s->listeners[i] != NULL ? start_listener(s, s->listeners[i], err) : KVS_OK;
 
         if (st != KVS_OK)
             return st;
+        if (s->listeners[i] != NULL)
+            listener_poll(s->listeners[i]);
     }
     return KVS_OK;
 }
 
-void server_recheck(server *s)
-{
-    conns_recheck(&s->host);
-}
-
 void server_stop_listening(server *s)
 {
-    for (unsigned i = 0; i < s->n_listeners; i++) {
-        listener *l = &s->listeners[i];
-
-        if (l->backoff.data != NULL) {
-            (void)uv_timer_stop(&l->backoff);
-            (void)uv_poll_stop(&l->poll);
-        }
-        l->polling = false;
-        listen_stop(&l->socket);
-    }
+    for (unsigned i = 0; i <= CONFIG_MAX_TENANTS; i++)
+        if (s->listeners[i] != NULL)
+            stop_listener(s->listeners[i]);
 }
 
 bool server_is_flushed(const server *s)
@@ -465,44 +544,30 @@ bool server_is_empty(const server *s)
 
 static void finish(server *s)
 {
-    for (unsigned i = 0; i < s->n_listeners; i++)
-        listen_close(&s->listeners[i].socket);
     if (s->spare_fd >= 0)
         (void)close(s->spare_fd);
-    free(s->listeners);
     free(s);
 }
 
 static void on_closed(uv_handle_t *h)
 {
-    server *s = h->data;
-
-    if (--s->n_handles == 0)
-        finish(s);
-}
-
-static void close_handle(server *s, uv_handle_t *h)
-{
-    if (h->data == NULL)
-        return; /* never begun */
-    h->data = s;
-    uv_close(h, on_closed);
+    handle_closed(h->data);
 }
 
 void server_close(server *s)
 {
+    bool begun;
+
     if (s == NULL)
         return;
-    if (s->n_handles == 0) {
+    begun = s->n_handles > 0;
+    for (unsigned i = 0; i <= CONFIG_MAX_TENANTS; i++)
+        close_listener(s, i);
+    if (!begun) {
         finish(s);
         return;
     }
-    server_stop_listening(s);
-    for (unsigned i = 0; i < s->n_listeners; i++) {
-        close_handle(s, (uv_handle_t *)&s->listeners[i].poll);
-        close_handle(s, (uv_handle_t *)&s->listeners[i].backoff);
-    }
-    close_handle(s, (uv_handle_t *)&s->timer);
-    close_handle(s, (uv_handle_t *)&s->prepare);
-    close_handle(s, (uv_handle_t *)&s->no_wait);
+    uv_close((uv_handle_t *)&s->timer, on_closed);
+    uv_close((uv_handle_t *)&s->prepare, on_closed);
+    uv_close((uv_handle_t *)&s->no_wait, on_closed);
 }

@@ -39,7 +39,13 @@ typedef struct server_config {
 kvs_status server_create(server **ret, const server_config *c, kvs_err *err);
 kvs_status server_start(server *s, core *c, mailbox *m, kvs_err *err);
 
-void server_recheck(server *s);          /* the lists of users have changed: who may no longer come in goes */
+/* A reload: open the sockets of the tenants that are new in `next`, or (dry_run) only say whether that would work.  On
+ * failure, which names the tenant, nothing is left behind.  The config must then become `next`. */
+kvs_status server_prepare(server *s, const config *next, bool dry_run, kvs_err *err);
+/* The config has become that: new tenants may come in, and who may no longer goes.  The socket of a tenant that is gone is
+ * closed and its file removed; one of the service manager stays, and whoever comes there is told so. */
+void server_configured(server *s);
+
 void server_stop_listening(server *s);   /* also removes the sockets' files; the locks stay */
 bool server_is_flushed(const server *s); /* every reply made so far is sent */
 void server_close_clients(server *s);

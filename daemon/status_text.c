@@ -8,6 +8,7 @@
 #include "config/json.h"
 #include "daemon/metrics_text.h"
 #include "daemon/report.h"
+#include "proto/backend.h"
 
 /* The JSON texts of STATUS.  Numbers are whole unless the key says otherwise; ratios are null at 0/0. */
 
@@ -110,10 +111,29 @@ static void put_mover(const mover_stats *s, const char *name, json_writer *w)
     json_put_u64(w, "blocks", s->blocks);
     json_put_u64(w, "bytes", s->bytes);
     json_put_double(w, "gb", (double)s->bytes / 1e9);
+    json_put_u64(w, "kernel_bytes", s->kernel_bytes);
     json_put_u64(w, "busy_us", s->busy_us);
     json_put_u64(w, "failed", s->failed);
     json_put_u64(w, "queued", s->queued);
     json_put_u64(w, "oldest_us", s->oldest_us);
+    json_end(w);
+}
+
+static void put_calibration(const core *c, const core_device *d, json_writer *w)
+{
+    const calibration *x = &d->calibration;
+
+    json_begin_object(w, "calibration");
+    json_put_string(w, "path", c->config->mover_path);
+    json_put_string(w, "decides", calibration_source(x, c->config, d->dev));
+    json_put_string(w, "why_not_table", x->why);
+    if (x->is_measured) {
+        json_begin_object(w, "table");
+        copy_table_put(&x->table, w);
+        json_end(w);
+    } else {
+        json_put_null(w, "table");
+    }
     json_end(w);
 }
 
@@ -190,6 +210,7 @@ static void put_devices(const core *c, json_writer *w)
         put_about(&c->devices[i].about, w);
         json_put_u64(w, "region_bytes", region_bytes_of(c, i));
         put_work(&x, w);
+        put_calibration(c, &c->devices[i], w);
         json_end(w);
     }
     json_end(w);
@@ -230,6 +251,18 @@ static void put_summary(const core *c, json_writer *w)
 
 /* ---- clients ---- */
 
+/* Whose kernels take an engine region's strides, and on whose word. */
+static void put_backend(const region *g, json_writer *w)
+{
+    const char *name = kvs_backend_name(g->backend & ~KVS_BACKEND_OVERRIDE);
+
+    if (name)
+        json_put_string(w, "backend", name);
+    else
+        json_put_null(w, "backend");
+    json_put_bool(w, "backend_override", (g->backend & KVS_BACKEND_OVERRIDE) != 0);
+}
+
 static void put_seats(const peer *p, json_writer *w)
 {
     json_begin_array(w, "regions");
@@ -243,6 +276,7 @@ static void put_seats(const peer *p, json_writer *w)
         json_put_u64(w, "slots", g->n_slots);
         json_put_u64(w, "free", g->n_free);
         json_put_u64(w, "cached", g->n_cached);
+        put_backend(g, w);
         json_put_u64(w, "private", s->n_private);
         json_put_u64(w, "held", s->n_held);
         json_end(w);

@@ -1,7 +1,7 @@
 #include "daemon/sums.h"
 
 #include <pthread.h>
-#include <stdbool.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include <xxhash.h>
@@ -13,53 +13,189 @@
 
 #include "daemon/thread.h"
 
-enum { MAX_THREADS = 16, RING = 256 };
+enum {
+    MAX_THREADS = 16,
+    LAST_US = 500, /* that the owner looks out for the last parts, before it sleeps */
+    BLOCKS = 256,  /* begun at once; a job has one that is cut, and each tenant one job */
+    PATIENCE_US =
+        2000, /* that a thread looks out for the next part while blocks come in; waking it up would take 50 us */
+};
+#define NONE UINT32_MAX
 
-typedef struct item {
-    const void *at;
-    uint64_t bytes;
-    uint64_t *ret;
-} item;
+typedef struct block {
+    const uint8_t *at;
+    uint64_t bytes, part_bytes, *ret;
+    uint32_t n_parts, ready, taken, finished;
+    uint32_t next; /* in the list that it is in: free, or runnable */
+    bool runnable, forgotten;
+    uint64_t parts[SUMS_PARTS];
+} block;
 
 struct sums {
     pthread_t threads[MAX_THREADS];
     unsigned n_threads;
-    pthread_mutex_t lock; /* everything below */
+    pthread_mutex_t lock; /* everything below but tick */
     pthread_cond_t work, done;
-    item ring[RING];
-    uint64_t put, taken, finished; /* ever; ring[taken % RING] is the next one to take */
-    bool closing;
+    block blocks[BLOCKS];
+    uint32_t free, first, last; /* first..last: runnable, those with parts that are ready and not taken */
+    _Atomic uint32_t in_work;   /* parts that somebody sums now; changed under the lock */
+    uint32_t open;              /* blocks that are begun and not finished */
+    unsigned sleeping;
+    bool closing, may_spin;
+    _Atomic uint32_t tick; /* something became ready, or nothing will */
+    _Atomic bool busy;     /* from the first begin to a finish: nobody sleeps */
 };
+
+/* ---- sums ---- */
+
+static uint64_t part_bytes(uint64_t bytes)
+{
+    uint64_t n = (bytes + SUMS_PART - 1) / SUMS_PART;
+
+    return n == 0 ? SUMS_PART : (n + SUMS_PARTS - 1) / SUMS_PARTS * SUMS_PART;
+}
+
+static uint64_t one_part(const uint8_t *at, uint64_t bytes, uint64_t part, uint32_t i)
+{
+    uint64_t left = bytes - i * part;
+
+    return XXH3_64bits(at + i * part, left < part ? left : part);
+}
+
+static uint64_t join(const uint64_t *parts, uint32_t n)
+{
+    uint8_t text[SUMS_PARTS * 8];
+
+    if (n == 1)
+        return parts[0];
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t b = 0; b < 8; b++)
+            text[8 * i + b] = (uint8_t)(parts[i] >> 8 * b);
+    return XXH3_64bits(text, (size_t)n * 8);
+}
+
+static uint32_t count_parts(uint64_t bytes, uint64_t part)
+{
+    return bytes == 0 ? 1 : (uint32_t)((bytes + part - 1) / part);
+}
 
 uint64_t sums_one(const void *at, uint64_t bytes)
 {
-    return XXH3_64bits(at, bytes);
+    uint64_t parts[SUMS_PARTS], part = part_bytes(bytes);
+    uint32_t n = count_parts(bytes, part);
+
+    for (uint32_t i = 0; i < n; i++)
+        parts[i] = one_part(at, bytes, part, i);
+    return join(parts, n);
 }
 
-/* The next one.  The lock is held before and after. */
-static void take(sums *s)
-{
-    item it = s->ring[s->taken++ % RING];
+/* ---- blocks; the lock is held ---- */
 
-    pthread_mutex_unlock(&s->lock);
-    *it.ret = sums_one(it.at, it.bytes);
-    pthread_mutex_lock(&s->lock);
-    if (++s->finished == s->put)
-        pthread_cond_signal(&s->done);
+static uint32_t index_of(const sums *s, const block *b)
+{
+    return (uint32_t)(b - s->blocks);
+}
+
+static void make_runnable(sums *s, block *b)
+{
+    if (b->runnable || b->taken == b->ready)
+        return;
+    b->runnable = true;
+    b->next = NONE;
+    if (s->first == NONE)
+        s->first = index_of(s, b);
+    else
+        s->blocks[s->last].next = index_of(s, b);
+    s->last = index_of(s, b);
+}
+
+static void release(sums *s, block *b)
+{
+    s->open--;
+    b->next = s->free;
+    s->free = index_of(s, b);
+}
+
+static void part_done(sums *s, block *b)
+{
+    b->finished++;
+    if (b->forgotten && b->finished == b->taken)
+        release(s, b);
+    if (b->forgotten || b->finished < b->n_parts)
+        return;
+    *b->ret = join(b->parts, b->n_parts);
+    release(s, b);
+}
+
+/* Sum the next part, if there is one.  The lock is held before and after, not meanwhile. */
+static bool take(sums *s)
+{
+    block *b;
+    uint32_t i;
+    uint64_t sum;
+
+    if (s->first == NONE)
+        return false;
+    b = &s->blocks[s->first];
+    i = b->taken++;
+    if (b->taken == b->ready) {
+        s->first = b->next;
+        b->runnable = false;
+    }
+    s->in_work++;
+    if (s->first != NONE && s->sleeping > 0) /* each wakes one more: the owner shall not wake them all */
+        (void)pthread_cond_signal(&s->work);
+    (void)pthread_mutex_unlock(&s->lock);
+    sum = one_part(b->at, b->bytes, b->part_bytes, i);
+    (void)pthread_mutex_lock(&s->lock);
+    b->parts[i] = sum;
+    part_done(s, b);
+    if (--s->in_work == 0)
+        (void)pthread_cond_signal(&s->done);
+    return true;
+}
+
+/* ---- threads ---- */
+
+/* True: something became ready.  The lock is not held. */
+static bool spin(const sums *s, uint32_t seen)
+{
+    uint64_t end = thread_now_us() + PATIENCE_US;
+
+    while (atomic_load_explicit(&s->busy, memory_order_relaxed) && thread_now_us() < end)
+        for (int i = 0; i < 16; i++) {
+            if (atomic_load_explicit(&s->tick, memory_order_relaxed) != seen)
+                return true;
+            thread_relax();
+        }
+    return false;
+}
+
+/* Nothing can be taken. */
+static void rest(sums *s)
+{
+    uint32_t seen = atomic_load_explicit(&s->tick, memory_order_relaxed);
+    bool more;
+
+    (void)pthread_mutex_unlock(&s->lock);
+    more = s->may_spin && spin(s, seen);
+    (void)pthread_mutex_lock(&s->lock);
+    if (more || s->first != NONE || s->closing)
+        return;
+    s->sleeping++;
+    (void)pthread_cond_wait(&s->work, &s->lock);
+    s->sleeping--;
 }
 
 static void *sums_main(void *arg)
 {
     sums *s = arg;
 
-    pthread_mutex_lock(&s->lock);
-    while (!s->closing) {
-        if (s->taken < s->put)
-            take(s);
-        else
-            pthread_cond_wait(&s->work, &s->lock);
-    }
-    pthread_mutex_unlock(&s->lock);
+    (void)pthread_mutex_lock(&s->lock);
+    while (!s->closing)
+        if (!take(s))
+            rest(s);
+    (void)pthread_mutex_unlock(&s->lock);
     return NULL;
 }
 
@@ -72,9 +208,14 @@ kvs_status sums_create(sums **ret, unsigned n_threads, kvs_err *err)
         return kvs_fail(err, KVS_E_NO_MEMORY, "sums: no memory");
     /* The library looks at the processor once, at its first sum, and without a lock: not in several threads. */
     (void)sums_one(s, sizeof *s);
-    (void)pthread_mutex_init(&s->lock, NULL);
+    thread_mutex_init(&s->lock);
     (void)pthread_cond_init(&s->work, NULL);
     (void)pthread_cond_init(&s->done, NULL);
+    s->may_spin = thread_may_spin();
+    s->free = s->first = NONE;
+    s->open = BLOCKS;
+    for (uint32_t i = BLOCKS; i-- > 0;)
+        release(s, &s->blocks[i]);
     n_threads = n_threads < MAX_THREADS ? n_threads : MAX_THREADS;
     while (s->n_threads < n_threads && st == KVS_OK) {
         st = thread_start(&s->threads[s->n_threads], "kvs-sum", sums_main, s, err);
@@ -88,34 +229,96 @@ kvs_status sums_create(sums **ret, unsigned n_threads, kvs_err *err)
     return KVS_OK;
 }
 
-void sums_put(sums *s, const void *at, uint64_t bytes, uint64_t *ret)
+/* ---- the owner's side ---- */
+
+uint32_t sums_begin(sums *s, const void *at, uint64_t bytes, uint64_t *ret)
 {
-    pthread_mutex_lock(&s->lock);
-    while (s->put - s->taken == RING) /* the others are too slow: lend a hand */
-        take(s);
-    s->ring[s->put++ % RING] = (item){at, bytes, ret};
-    pthread_cond_signal(&s->work);
-    pthread_mutex_unlock(&s->lock);
+    uint64_t part = part_bytes(bytes);
+    block *b;
+
+    (void)pthread_mutex_lock(&s->lock);
+    while (s->free == NONE) /* the others are too slow: lend a hand */
+        if (!take(s) && s->in_work > 0)
+            (void)pthread_cond_wait(&s->done, &s->lock);
+    b = &s->blocks[s->free];
+    s->free = b->next;
+    b->at = at;
+    b->bytes = bytes;
+    b->part_bytes = part;
+    b->ret = ret;
+    b->n_parts = count_parts(bytes, part);
+    b->ready = b->taken = b->finished = 0;
+    b->runnable = b->forgotten = false;
+    s->open++;
+    if (!atomic_load_explicit(&s->busy, memory_order_relaxed)) {
+        atomic_store_explicit(&s->busy, true, memory_order_relaxed);
+        (void)pthread_cond_broadcast(&s->work);
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    return index_of(s, b);
+}
+
+void sums_reach(sums *s, uint32_t handle, uint64_t bytes)
+{
+    block *b = &s->blocks[handle];
+
+    (void)pthread_mutex_lock(&s->lock);
+    b->ready = bytes == b->bytes ? b->n_parts : (uint32_t)(bytes / b->part_bytes);
+    make_runnable(s, b);
+    (void)atomic_fetch_add_explicit(&s->tick, 1, memory_order_relaxed);
+    if (s->first != NONE && s->sleeping > 0)
+        (void)pthread_cond_signal(&s->work);
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+void sums_forget(sums *s, uint32_t handle)
+{
+    block *b = &s->blocks[handle];
+
+    (void)pthread_mutex_lock(&s->lock);
+    while (b->runnable && take(s)) /* what is ready is taken: the list has no other way out */
+        ;
+    b->forgotten = true;
+    if (b->finished == b->taken)
+        release(s, b);
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+/* Nothing is left to take.  The lock is held before and after. */
+static void await_others(sums *s)
+{
+    uint64_t end = thread_now_us() + LAST_US;
+
+    if (s->may_spin) {
+        (void)pthread_mutex_unlock(&s->lock);
+        while (atomic_load_explicit(&s->in_work, memory_order_relaxed) > 0 && thread_now_us() < end)
+            thread_relax();
+        (void)pthread_mutex_lock(&s->lock);
+    }
+    if (s->first == NONE && s->in_work > 0)
+        (void)pthread_cond_wait(&s->done, &s->lock);
 }
 
 void sums_finish(sums *s)
 {
-    pthread_mutex_lock(&s->lock);
-    while (s->taken < s->put)
-        take(s);
-    while (s->finished < s->put)
-        pthread_cond_wait(&s->done, &s->lock);
-    pthread_mutex_unlock(&s->lock);
+    (void)pthread_mutex_lock(&s->lock);
+    while (take(s) || s->in_work > 0)
+        if (s->first == NONE && s->in_work > 0)
+            await_others(s);
+    if (s->open == 0) /* else another job of the owner's goes on */
+        atomic_store_explicit(&s->busy, false, memory_order_relaxed);
+    (void)pthread_mutex_unlock(&s->lock);
 }
 
 void sums_destroy(sums *s)
 {
     if (s == NULL)
         return;
-    pthread_mutex_lock(&s->lock);
+    (void)pthread_mutex_lock(&s->lock);
     s->closing = true;
-    pthread_cond_broadcast(&s->work);
-    pthread_mutex_unlock(&s->lock);
+    (void)atomic_fetch_add_explicit(&s->tick, 1, memory_order_relaxed);
+    (void)pthread_cond_broadcast(&s->work);
+    (void)pthread_mutex_unlock(&s->lock);
     for (unsigned i = 0; i < s->n_threads; i++)
         (void)pthread_join(s->threads[i], NULL);
     (void)pthread_cond_destroy(&s->done);

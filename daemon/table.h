@@ -26,7 +26,7 @@
 #include "proto/status.h"
 
 enum {
-    TABLE_VERSION = 1,
+    TABLE_VERSION = 2, /* 2: sums of blocks of more than 256 KiB are made by parts */
     TABLE_MAX_NS = 4096,
     TABLE_MAX_LAYOUTS = 256,
     TABLE_MAX_EXTENTS = 1 << 20,

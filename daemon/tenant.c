@@ -22,6 +22,11 @@ bool tenant_may(uint32_t tenant, uint32_t owner)
     return tenant == TENANT_ADMIN || tenant == owner;
 }
 
+bool tenant_is_gone(const config *c, uint32_t tenant)
+{
+    return tenant < c->n_tenants && c->tenants[tenant].gone;
+}
+
 bool tenant_lets_in(const config *c, uint32_t tenant, uid_t uid)
 {
     const config_uids *u = &c->tenants[tenant].uids;

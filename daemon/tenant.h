@@ -26,6 +26,8 @@ bool tenant_find(const config *c, const char *name, uint32_t *ret);
 /* May a peer of `tenant` name what belongs to `owner`? */
 bool tenant_may(uint32_t tenant, uint32_t owner);
 
+/* Has a reload taken it out?  Nobody comes in any more. */
+bool tenant_is_gone(const config *c, uint32_t tenant);
 /* May this user come in by the tenant's socket?  Without a list the file mode alone decides. */
 bool tenant_lets_in(const config *c, uint32_t tenant, uid_t uid);
 

@@ -52,6 +52,7 @@ void tenants_text(const core *c, json_writer *w)
         put_tenant(c, t, w);
         json_put_u64(w, "evicted_for_others", d.for_others);
         json_put_string(w, "socket", t == TENANT_DEFAULT ? c->config->socket_path : c->config->tenants[t].path);
+        json_put_bool(w, "removed", tenant_is_gone(c->config, t));
         json_end(w);
     }
     json_end(w);

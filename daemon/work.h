@@ -17,6 +17,9 @@ typedef struct work {
 typedef struct work_sink {
     void (*post)(void *ud, work *w);
     void *ud;
+    /* A post follows within some tens of microseconds: it is worth being awake.  Any thread, never blocks; NULL: nobody
+     * cares. */
+    void (*soon)(void *ud);
 } work_sink;
 
 #endif

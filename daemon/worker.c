@@ -11,6 +11,8 @@ enum {
     SPIN_US = 20,        /* a counter is often reached within a few us of the submit */
     FIRST_SLEEP_US = 50, /* then sleep, doubling ... */
     LONGEST_SLEEP_US = 1000,
+    LINGER_US = 100,         /* awake after a job: waking up takes as long as a short copy */
+    EXPECTED_US = 300,       /* awake after worker_expect: some hundred keys are being looked up meanwhile */
     BYTES_OF_A_US = 1 << 14, /* what time counts for where no bytes are moved: about a link's speed */
     /* Waiting jobs looked at between two runs.  A full pass would let a client with very many stuck jobs tax
      * every job of the others. */
@@ -41,7 +43,10 @@ struct worker {
     bool kicked, closing, started;
     kvs_status start_status;
     kvs_err start_err;
-    _Atomic bool mail; /* something above changed; spares the lock in the polling loop */
+    _Atomic bool mail;               /* something above changed; spares the lock in the polling loop */
+    _Atomic bool parked;             /* the thread sleeps, or is about to */
+    _Atomic uint64_t awake_until_us; /* it does not before then */
+    bool may_linger;
 
     /* the thread's own */
     job_list waiting;
@@ -200,6 +205,12 @@ static void end(worker *w, job *j)
     w->sink.post(w->sink.ud, &j->work);
 }
 
+static void stay_awake(worker *w, uint64_t us)
+{
+    if (w->may_linger)
+        atomic_store(&w->awake_until_us, thread_now_us() + us);
+}
+
 static void take_turn(worker *w, job_queue *q, job *j)
 {
     uint64_t began = thread_now_us(), bytes = 0, us;
@@ -213,6 +224,7 @@ static void take_turn(worker *w, job_queue *q, job *j)
     q->used += (bytes != 0 ? bytes : us * BYTES_OF_A_US + 1) * WORKER_SHARE / share;
     if (ended) {
         end(w, j);
+        stay_awake(w, LINGER_US);
         return;
     }
     atomic_store_explicit(&w->run_since_us, 0, memory_order_relaxed);
@@ -327,11 +339,37 @@ static void poll_waiting(worker *w)
     }
 }
 
-/* Nothing to run.  Without a waiting job: until someone calls.  With one: spin, then sleep in growing steps.
- */
+/* The next job is likely to come at once: look out for it. */
+static bool lingers(worker *w)
+{
+    if (!w->may_linger || thread_now_us() >= atomic_load(&w->awake_until_us))
+        return false;
+    for (int i = 0; i < 16 && !atomic_load_explicit(&w->mail, memory_order_relaxed); i++)
+        thread_relax();
+    return true;
+}
+
+static void park(worker *w)
+{
+    pthread_mutex_lock(&w->lock);
+    atomic_store(&w->parked, true);
+    /* Either worker_expect sees that we are parked, or we see what it has written before it looked. */
+    if (!atomic_load_explicit(&w->mail, memory_order_relaxed) && !lingers(w)) {
+        if (w->n_waiting == 0)
+            pthread_cond_wait(&w->wake, &w->lock);
+        else
+            thread_cond_wait_us(&w->wake, &w->lock, w->sleep_us);
+    }
+    atomic_store(&w->parked, false);
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* Nothing to run.  Without a waiting job: until someone calls.  With one: spin, then sleep in growing steps. */
 static void pause_worker(worker *w)
 {
     w->polled = 0;
+    if (lingers(w))
+        return;
     if (w->n_waiting > 0) {
         uint64_t now = thread_now_us();
 
@@ -341,16 +379,27 @@ static void pause_worker(worker *w)
             return;
     }
     beat_mark(BEAT_PARKED);
-    pthread_mutex_lock(&w->lock);
-    if (!atomic_load_explicit(&w->mail, memory_order_relaxed)) {
-        if (w->n_waiting == 0)
-            pthread_cond_wait(&w->wake, &w->lock);
-        else
-            thread_cond_wait_us(&w->wake, &w->lock, w->sleep_us);
-    }
-    pthread_mutex_unlock(&w->lock);
+    park(w);
     beat_mark(BEAT_RUNNING);
     w->sleep_us = w->sleep_us * 2 < LONGEST_SLEEP_US ? w->sleep_us * 2 : LONGEST_SLEEP_US;
+}
+
+job *worker_next(worker *w)
+{
+    job *j = NULL;
+
+    (void)collect(w); /* the end shows again */
+    poll_waiting(w);
+    if (w->n_active != 1)
+        return NULL;
+    for (uint32_t i = 0; i < w->n_queues && j == NULL; i++)
+        j = w->ready[i].jobs.head;
+    if (j == NULL || j->begun)
+        return j;
+    if (!job_claim(j))
+        return NULL; /* dropped: its turn comes */
+    begin(w, j);
+    return j;
 }
 
 static void serve(worker *w)
@@ -440,6 +489,7 @@ kvs_status worker_create(worker **ret, const worker_ops *ops, void *ud, work_sin
     }
     list_init(&w->waiting);
     be_eager(w);
+    w->may_linger = ops->eager && thread_may_spin();
     (void)pthread_mutex_init(&w->lock, NULL);
     if (thread_cond_init(&w->wake) != 0) {
         (void)pthread_mutex_destroy(&w->lock);
@@ -471,6 +521,18 @@ void worker_submit(worker *w, job *j)
     j->seq = w->next_seq++;
     list_push(&w->inbox, j);
     wake(w);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void worker_expect(worker *w)
+{
+    if (!w->may_linger)
+        return;
+    stay_awake(w, EXPECTED_US);
+    if (!atomic_load(&w->parked))
+        return;
+    pthread_mutex_lock(&w->lock);
+    pthread_cond_signal(&w->wake);
     pthread_mutex_unlock(&w->lock);
 }
 

@@ -12,6 +12,9 @@
  *   submit --> inbox --(due)----------------------> ready (submit order) --claim, run, signal--> post
  *                 `--(after not reached)--> waiting --(due)--^   dropped ones leave both lists as E_CANCELLED
  *
+ * The thread sleeps when nothing is there.  An eager one, where there are processors enough, not at once: for a moment after a
+ * job, and after worker_expect, it looks out for the next one.
+ *
  * Fair between tenants: jobs run in turns (a job may need several), and the next turn is that of the tenant with ready jobs
  * who has had the least for its share so far.  One that comes back from a pause begins at what the others have now: nobody
  * saves up turns. */
@@ -29,6 +32,7 @@ typedef struct worker_ops {
      * *ret_bytes: what it moved (0: its time counts).  Notes failures with job_note; status and err start clean. */
     bool (*run)(void *ud, job *j, bool shared, uint64_t *ret_bytes);
     void (*stop)(void *ud); /* after the last job, if start succeeded */
+    bool eager;             /* waking up late would be felt: see above */
 } worker_ops;
 
 typedef struct worker_stats {
@@ -40,9 +44,15 @@ typedef struct worker_stats {
 
 kvs_status worker_create(worker **ret, const worker_ops *ops, void *ud, work_sink sink, kvs_err *err);
 void worker_submit(worker *w, job *j);
+/* A job follows within a moment: wake up, and look out for it without sleeping.  Any thread; cheap if it is awake. */
+void worker_expect(worker *w);
 void worker_kick(worker *w);
 void worker_share(worker *w, uint32_t tenant, uint32_t share); /* any thread; at least 1 */
 void worker_destroy(worker *w);                                /* NULL is fine */
 void worker_get_stats(const worker *w, worker_stats *ret);
+
+/* For `run`, which is about to wait for the end of its own job: the one that has the next turn, and has begun by that; it
+ * keeps its place.  NULL: none is ready, or those of several tenants are. */
+job *worker_next(worker *w);
 
 #endif

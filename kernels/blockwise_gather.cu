@@ -1,5 +1,5 @@
-/* Block-wise gather on a GPU: a thread block takes ROWS destination rows; ROWS of its threads find their tokens, all of them
- * then make 8 values of a row at a time. */
+/* Block-wise gather on a GPU: a thread block takes ROWS destination rows; ROWS of its threads find their tokens, all
+ * of them then make 8 values of a row at a time. */
 #include "kernels/blockwise.h"
 
 #include "kernels/cuda_kernels.h"

@@ -1,6 +1,5 @@
-/* Block-wise write on a GPU: 64 threads take a token, 8 values each, and several tokens one after another whose loads are under
- * way together; a tile's maximum goes round among its 4 or 8 threads, and the first thread of a warp writes the codes of the
- * warp's tiles together. */
+/* Block-wise write on a GPU: a warp takes a token, 16 values a thread, and several tokens one after another whose
+ * loads are under way together; a tile's maximum goes round among its 2 or 4 threads. */
 #include "kernels/blockwise.h"
 
 #include "kernels/cuda_kernels.h"
@@ -11,7 +10,12 @@ namespace
 
 using namespace kvs;
 
-enum { LANES = KVS_BLOCKWISE_VALUES / 8, AT_ONCE = ROWS_THREADS / LANES, TURNS = 4, ROWS = AT_ONCE * TURNS, WARP = 32 };
+enum { LANES = KVS_BLOCKWISE_VALUES / 16, AT_ONCE = ROWS_THREADS / LANES };
+
+/* Tokens of a warp, one after another: fewer of fp32, which take more registers. */
+template <uint32_t TYPE> struct turns {
+    static constexpr uint32_t N = TYPE == KVS_VALUE_FP32 ? 2 : 4, ROWS = AT_ONCE * N;
+};
 
 struct params {
     kvs_blockwise_write_args a;
@@ -19,19 +23,8 @@ struct params {
     uint32_t whole; /* rows of x are aligned to 16 bytes */
 };
 
-/* Codes of the warp's tiles, the first in the lowest byte. */
-template <int TILE_LANES> __device__ inline uint64_t warp_codes(uint32_t code)
-{
-    uint64_t codes = 0;
-
-#pragma unroll
-    for (int tile = 0; tile < WARP / TILE_LANES; tile++)
-        codes |= (uint64_t)__shfl_sync(0xFFFFFFFFu, code, tile * TILE_LANES) << 8 * tile;
-    return codes;
-}
-
 /* Eight values that are bf16 already, bit for bit. */
-__device__ inline uint4 pack8_bf16(const float v[8])
+__device__ inline uint4 pack8_bf16(const float *v)
 {
     uint32_t w[4];
 
@@ -41,73 +34,85 @@ __device__ inline uint4 pack8_bf16(const float v[8])
     return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
+/* Where a token goes; NULL: nowhere. */
+struct target {
+    uint8_t *row, *tail;
+};
+
+template <uint32_t TAIL> __device__ inline target target_of(const params &p, uint64_t t)
+{
+    const int64_t slot = t < p.a.n_tokens ? p.a.slot_mapping[t] : -1;
+    kvs_view_place at;
+
+    if (!slot_of(p.a.view, slot, p.bad))
+        return {nullptr, nullptr};
+    at = kvs_view_split(&p.a.view, (uint64_t)slot, KVS_SITE_BLOCKWISE_WRITE_DATA);
+    return {kvs_view_row(&p.a.view, at.page, at.token, KVS_SITE_BLOCKWISE_WRITE_DATA),
+            kvs_view_tail(&p.a.view, at.page, at.token, TAIL, KVS_SITE_BLOCKWISE_WRITE_SCALE)};
+}
+
+/* By the warp of a token. */
 template <uint32_t FORMAT, uint32_t TYPE>
-__device__ inline void write_token(const params &p, const eight &raw, int64_t slot, uint32_t lane)
+__device__ inline void write_token(const sixteen &raw, const target &to, uint32_t lane)
 {
     constexpr uint32_t QUANTISED = FORMAT == KVS_FORMAT_fp8_blk584 ? 448 : 512;
-    constexpr uint32_t TAIL = FORMAT == KVS_FORMAT_fp8_blk584 ? 8 : 16;
-    constexpr int TILE_LANES = FORMAT == KVS_FORMAT_fp8_blk584 ? 8 : 4;
-    const bool quantised = lane < QUANTISED / 8;
-    float v[8], amax = 0;
-    kvs_view_place at;
-    uint64_t codes;
+    constexpr uint32_t TILE_LANES = FORMAT == KVS_FORMAT_fp8_blk584 ? 4 : 2;
+    const bool quantised = lane < QUANTISED / 16;
+    float v[16], amax = 0;
     uint32_t code;
-    uint8_t *row;
 
-    unpack8<TYPE>(raw, v);
+    unpack16<TYPE>(raw, v);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 16; i++) {
         if (TYPE == KVS_VALUE_FP32)
             v[i] = kvs_bf16_to_f32(kvs_f32_to_bf16(v[i]));
-        amax = kvs_amax(amax, v[i]);
+        amax = amax_of(amax, v[i]);
     }
 #pragma unroll
-    for (int step = TILE_LANES / 2; step > 0; step /= 2)
-        amax = kvs_amax(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
-    code = quantised ? kvs_blockwise_code(amax) : 0;
-    codes = warp_codes<TILE_LANES>(code);
-    if (!slot_of(p.a.view, slot, lane == 0 ? p.bad : nullptr))
+    for (uint32_t step = TILE_LANES / 2; step > 0; step /= 2)
+        amax = amax_of(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
+    if (to.row == nullptr)
         return;
-    at = kvs_view_split(&p.a.view, (uint64_t)slot, KVS_SITE_BLOCKWISE_WRITE_DATA);
-    row = kvs_view_row(&p.a.view, at.page, at.token, KVS_SITE_BLOCKWISE_WRITE_DATA);
+    code = quantised ? kvs_blockwise_code(amax) : 0; /* behind the codes of 584 lies a zero */
     if (quantised) {
         const float factor = kvs_ue8m0_reciprocal((uint8_t)code);
 
 #pragma unroll
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < 16; i++)
             v[i] = v[i] * factor;
-        reinterpret_cast<uint2 *>(row)[lane] = pack8_e4m3(v);
+        reinterpret_cast<uint4 *>(to.row)[lane] = pack16_e4m3(v);
     } else {
-        reinterpret_cast<uint4 *>(row + QUANTISED)[lane - QUANTISED / 8] = pack8_bf16(v);
-    }
-    if (lane % WARP == 0) {
-        uint8_t *tail = kvs_view_tail(&p.a.view, at.page, at.token, TAIL, KVS_SITE_BLOCKWISE_WRITE_SCALE);
+        uint4 *rope = reinterpret_cast<uint4 *>(to.row + QUANTISED) + 2 * (lane - QUANTISED / 16);
 
-        if (FORMAT == KVS_FORMAT_fp8_blk584)
-            reinterpret_cast<uint32_t *>(tail)[lane / WARP] = (uint32_t)codes;
-        else
-            reinterpret_cast<uint64_t *>(tail)[lane / WARP] = codes;
+        rope[0] = pack8_bf16(v);
+        rope[1] = pack8_bf16(v + 8);
     }
+    if (lane % TILE_LANES == 0)
+        to.tail[lane / TILE_LANES] = (uint8_t)code;
 }
 
 template <uint32_t FORMAT, uint32_t TYPE>
 __global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
 {
-    const uint64_t first = (uint64_t)blockIdx.x * ROWS + threadIdx.x / LANES;
-    const uint32_t lane = threadIdx.x % LANES, unit = TYPE == KVS_VALUE_FP32 ? 2 * CHUNK : CHUNK;
-    eight raw[TURNS];
-    int64_t slot[TURNS];
+    constexpr uint32_t TAIL = FORMAT == KVS_FORMAT_fp8_blk584 ? 8 : 16;
+    constexpr uint32_t TURNS = turns<TYPE>::N, ROWS = turns<TYPE>::ROWS, UNIT = TYPE == KVS_VALUE_FP32 ? 64 : 32;
+    __shared__ target to[ROWS];
+    const uint64_t first = (uint64_t)blockIdx.x * ROWS;
+    const uint32_t lane = threadIdx.x % LANES, mine = threadIdx.x / LANES;
+    sixteen raw[TURNS];
 
 #pragma unroll
-    for (int i = 0; i < TURNS; i++) {
-        const uint64_t t = first + i * AT_ONCE;
+    for (uint32_t i = 0; i < TURNS; i++) {
+        const uint64_t t = first + mine + i * AT_ONCE;
 
-        slot[i] = t < p.a.n_tokens ? p.a.slot_mapping[t] : -1;
-        raw[i] = t < p.a.n_tokens ? load8<TYPE>(p.a.x + t * p.a.x_stride + lane * unit, p.whole) : eight{};
+        raw[i] = t < p.a.n_tokens ? load16<TYPE>(p.a.x + t * p.a.x_stride + lane * UNIT, p.whole) : sixteen{};
     }
+    if (threadIdx.x < ROWS)
+        to[threadIdx.x] = target_of<TAIL>(p, first + threadIdx.x);
+    __syncthreads();
 #pragma unroll
-    for (int i = 0; i < TURNS; i++)
-        write_token<FORMAT, TYPE>(p, raw[i], slot[i], lane);
+    for (uint32_t i = 0; i < TURNS; i++)
+        write_token<FORMAT, TYPE>(raw[i], to[mine + i * AT_ONCE], lane);
 }
 
 using kernel = void (*)(params);
@@ -138,11 +143,12 @@ extern "C" kvs_status kvs_blockwise_write_cuda(const kvs_blockwise_write_args *a
                                                CUstream_st *stream, kvs_err *err)
 {
     const params p = {*a, ret_bad, aligned(a->x, a->x_stride, CHUNK)};
+    const uint32_t rows = a->x_type == KVS_VALUE_FP32 ? turns<KVS_VALUE_FP32>::ROWS : turns<KVS_VALUE_BF16>::ROWS;
     unsigned blocks = 0;
     kvs_status s = kvs_blockwise_write_check(a, err);
 
     if (s == KVS_OK)
-        s = rows_begin(a->n_tokens, ROWS, ret_bad, stream, &blocks, err);
+        s = rows_begin(a->n_tokens, rows, ret_bad, stream, &blocks, err);
     if (s != KVS_OK || blocks == 0)
         return s;
     kernel_for(a->view.format, a->x_type)<<<blocks, ROWS_THREADS, 0, stream>>>(p);

@@ -1,5 +1,5 @@
-/* Cache gather on a GPU: a thread block takes ROWS destination rows; ROWS of its threads find their tokens, all of them then
- * move the rows in the largest unit that every address allows. */
+/* Cache gather on a GPU: a thread block takes ROWS destination rows; ROWS of its threads find their tokens, all of
+ * them then move the rows in the largest unit that every address allows. */
 #include "kernels/cache_gather.h"
 
 #include "kernels/cuda_kernels.h"

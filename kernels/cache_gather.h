@@ -14,7 +14,8 @@ extern "C" {
 struct CUstream_st; /* cudaStream_t and CUstream are pointers to this */
 
 /* Copy the first entry_bytes of a token's row into each destination row that has a token.
- *   view         any format whose pages hold rows alone (no indexer_fp8, fp8_blk*: kvs_indexer_gather, kvs_blockwise_gather)
+ *   view         any format whose pages hold rows alone (no indexer_fp8, fp8_blk*: kvs_indexer_gather,
+ *                kvs_blockwise_gather)
  *   list         which token goes where (gather.h)
  *   dst          [list.n_rows] rows, dst_stride bytes apart; any alignment
  *   entry_bytes  1..view.row_bytes; never taken from a pitch
@@ -30,8 +31,9 @@ typedef struct kvs_cache_gather_args {
 } kvs_cache_gather_args;
 kvs_status kvs_cache_gather(const kvs_cache_gather_args *a, uint32_t *ret_bad, kvs_err *err);
 
-/* The same on a GPU: every pointer is device memory; queued on `stream`, waits for nothing.  16 bytes at a time where base,
- * pitches and entry are multiples of 16.  ret_bad: one word of device memory, set by the call; NULL: not counted. */
+/* The same on a GPU: every pointer is device memory; queued on `stream`, waits for nothing.  16 bytes at a time where
+ * base, pitches and entry are multiples of 16.  ret_bad: one word of device memory, set by the call; NULL: not
+ * counted. */
 kvs_status kvs_cache_gather_cuda(const kvs_cache_gather_args *a, uint32_t *ret_bad, struct CUstream_st *stream,
                                  kvs_err *err);
 

@@ -21,7 +21,8 @@ extern "C" {
 typedef struct client_cuda_map client_cuda_map;
 kvs_status client_cuda_map_fds(client_cuda_map **ret, const int *fds, uint32_t n, uint64_t piece_bytes, uint64_t bytes,
                                void **ret_base, kvs_err *err);
-void client_cuda_unmap(client_cuda_map *m); /* NULL is fine */
+void client_cuda_unmap(client_cuda_map *m);            /* NULL is fine */
+int client_cuda_map_ordinal(const client_cuda_map *m); /* the GPU, as this process counts them */
 
 /* ---- for tools ---- */
 

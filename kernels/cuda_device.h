@@ -6,6 +6,7 @@
  * Knows CUDA.  Included by those files only.  Threads and ownership as in device_cuda.h. */
 
 #ifdef KVS_CUDA
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 
@@ -19,10 +20,14 @@ typedef struct cuda_device {
     int ordinal;
     uint8_t uuid[16];
     uint64_t granularity;
-    device *host; /* the cpu device: it knows how to allocate the pages of host memory */
     cuda_driver driver;
     device_about about;
     _Atomic bool lost;
+    pthread_t
+        ahead; /* maps ahead_at.. while has_ahead, and then says how far; of the thread that registers host memory */
+    bool has_ahead;
+    uint8_t *ahead_at;
+    uint64_t ahead_bytes;
 } cuda_device;
 
 /* Make `d` the thread's device.  E_DEVICE_LOST if it was lost before. */
@@ -43,10 +48,13 @@ int cuda_mem_fd(const device_mem *m, uint32_t piece);
 
 kvs_status cuda_queue_open(device *d, device_dir dir, device_queue **ret, kvs_err *err);
 void cuda_queue_close(device_queue *q);
-kvs_status cuda_queue_copy(device_queue *q, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err);
+kvs_status cuda_queue_copy(device_queue *q, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
+                           kvs_err *err);
 kvs_status cuda_queue_mla_write(device_queue *q, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
                                 kvs_err *err);
 kvs_status cuda_queue_mla_decode(device_queue *q, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,
+                                 uint64_t *ret_mark, kvs_err *err);
+kvs_status cuda_queue_mla_extend(device_queue *q, const kvs_mla_extend_args *a, kvs_mla_decode_result *ret,
                                  uint64_t *ret_mark, kvs_err *err);
 kvs_status cuda_queue_wait(device_queue *q, uint64_t mark, kvs_err *err);
 #endif

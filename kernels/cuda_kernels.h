@@ -11,9 +11,10 @@
 extern "C" {
 #endif
 
-/* Every .cu file of kernels/ that launches something. */
+/* Every .cu file of kernels/ that has kernels to launch. */
 #define KVS_CUDA_KERNEL_MAP(X)                                                                                         \
     X(mla_write)                                                                                                       \
+    X(mla_sparse)                                                                                                      \
     X(mla_decode)                                                                                                      \
     X(cache_gather)                                                                                                    \
     X(gather_dequant)                                                                                                  \
@@ -23,9 +24,14 @@ extern "C" {
     X(blockwise_write)                                                                                                 \
     X(blockwise_gather)                                                                                                \
     X(kv_write)                                                                                                        \
+    X(kv_decode)                                                                                                       \
+    X(mha_ragged)                                                                                                      \
     X(block_copy)                                                                                                      \
     X(block_sum)                                                                                                       \
-    X(merge)
+    X(merge)                                                                                                           \
+    X(concat_q)                                                                                                        \
+    X(index_convert)                                                                                                   \
+    X(page_copy)
 
 /* kvs_NAME_cuda_init: load the kernels of NAME.cu and allow them the shared memory that they want. */
 #define X(name) kvs_status kvs_##name##_cuda_init(kvs_err *err);

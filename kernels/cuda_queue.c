@@ -3,7 +3,8 @@
  *
  * Marks are numbers; mark m has event m % MARKS.  At most MARKS are open: giving out another one waits for the oldest.
  * A kernel call's small inputs (lengths, tables, slots) travel through one pinned buffer, so that a second call waits
- * for the first one to end. */
+ * for the first one to end.  Copies by kernel read their list of pieces from one of LISTS pinned lists, in turn: the next
+ * use of one waits for the launch that read it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,14 +14,18 @@
 #include "kernels/cuda_error.h"
 #include "kernels/kernels_cuda.h"
 #include "kernels/mla_check.h"
+#include "kernels/page_copy.h"
+#include "proto/layout.h"
 
 enum {
     MARKS = 64,
     BATCH = 256,      /* copies of one driver call */
+    LISTS = 4,        /* of pieces for the copy kernel */
     SPIN_NS = 300000, /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
     EARLY_NS = 80000, /* a timer may come that much too late */
     BYTES_A_NS = 55,  /* of a copy, at best: it is not worth looking before */
     HEAD_BYTES = 64,  /* of the buffers for small inputs: the count of bad entries */
+    SCALE_BYTES = 4,  /* behind them: the scale of an mla_fp8 view */
 };
 #define MAX_INPUT_BYTES     (UINT64_C(64) << 20)
 #define MAX_WORKSPACE_BYTES (UINT64_C(1) << 30)
@@ -36,6 +41,9 @@ typedef struct cuda_queue {
     void *dsts[BATCH];
     const void *srcs[BATCH];
     size_t sizes[BATCH];
+    kvs_page_piece *lists; /* pinned, [LISTS][KVS_PAGE_COPY_PIECES]; of a queue that copies */
+    uint64_t list_marks[LISTS];
+    uint32_t next_list;
     uint8_t *input, *dev_input; /* pinned and device: HEAD_BYTES, then what the call brings */
     uint64_t input_bytes;
     void *workspace;
@@ -150,6 +158,7 @@ void cuda_queue_close(device_queue *dq)
     for (int i = 0; i < MARKS; i++)
         if (q->events[i] != NULL)
             (void)cudaEventDestroy(q->events[i]);
+    (void)cudaFreeHost(q->lists);
     (void)cudaFreeHost(q->input);
     (void)cudaFree(q->dev_input);
     (void)cudaFree(q->workspace);
@@ -164,7 +173,6 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
     cuda_queue *q;
     cudaError_t e;
 
-    (void)dir;
     if (s != KVS_OK)
         return s;
     q = calloc(1, sizeof *q);
@@ -174,6 +182,8 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
     e = cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking);
     for (int i = 0; i < MARKS && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&q->events[i], cudaEventBlockingSync | cudaEventDisableTiming);
+    if (e == cudaSuccess && dir != DEVICE_COMPUTE)
+        e = cudaHostAlloc((void **)&q->lists, sizeof *q->lists * LISTS * KVS_PAGE_COPY_PIECES, cudaHostAllocPortable);
     if (e != cudaSuccess) {
         s = cuda_failed(d, err, "queue_open", e);
         cuda_queue_close(&q->base);
@@ -236,21 +246,77 @@ static size_t fill_batch(cuda_queue *q, const device_copy *c, size_t n, size_t *
     return k;
 }
 
-kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err)
+static kvs_status copy_by_engine(cuda_queue *q, const device_copy *c, size_t n, kvs_err *err)
 {
-    cuda_queue *q = (cuda_queue *)dq;
-    kvs_status s = cuda_enter(device_of(q), err);
-    cudaError_t e = cudaSuccess, end;
-    uint64_t bytes = 0, now;
+    cudaError_t e = cudaSuccess;
 
-    for (size_t at = 0; s == KVS_OK && e == cudaSuccess && at < n;) {
+    for (size_t at = 0; e == cudaSuccess && at < n;) {
         size_t k = fill_batch(q, c, n, &at);
 
         if (k > 0)
             e = copy_batch(q, k);
     }
-    if (s == KVS_OK && e != cudaSuccess) {
-        s = cuda_failed(device_of(q), err, "cudaMemcpyBatchAsync", e);
+    return e == cudaSuccess ? KVS_OK : cuda_failed(device_of(q), err, "cudaMemcpyBatchAsync", e);
+}
+
+static bool fits_kernel(const cuda_queue *q, const device_copy *c, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if ((((uintptr_t)c[i].dst | (uintptr_t)c[i].src | c[i].bytes) & 15) != 0 ||
+            c[i].bytes > KVS_PAGE_COPY_MAX_BYTES)
+            return false;
+    return q->lists != NULL;
+}
+
+/* One launch: its list must stay as it is until then, so that it has a mark of its own. */
+static kvs_status launch_pieces(cuda_queue *q, const device_copy *c, uint32_t n, uint32_t n_blocks, kvs_err *err)
+{
+    uint32_t which = q->next_list, n_tiles;
+    kvs_page_piece *list = q->lists + (size_t)which * KVS_PAGE_COPY_PIECES;
+    kvs_status s = reach(q, q->list_marks[which], err);
+
+    if (s != KVS_OK)
+        return s;
+    for (uint32_t i = 0; i < n; i++)
+        list[i] = (kvs_page_piece){.dst = c[i].dst, .src = c[i].src, .bytes = (uint32_t)c[i].bytes};
+    n_tiles = kvs_page_copy_plan(list, n);
+    if (n_tiles == 0)
+        return KVS_OK; /* no bytes at all: all else has been looked at */
+    s = kvs_page_copy_cuda(list, n, n_tiles, n_blocks, q->stream, err);
+    if (s == KVS_OK)
+        s = give_mark(q, &q->list_marks[which], err);
+    q->next_list = (which + 1) % LISTS;
+    return s;
+}
+
+static kvs_status copy_by_kernel(cuda_queue *q, const device_copy *c, size_t n, uint32_t n_blocks, kvs_err *err)
+{
+    kvs_status s = KVS_OK;
+
+    for (size_t at = 0; s == KVS_OK && at < n; at += KVS_PAGE_COPY_PIECES) {
+        size_t left = n - at;
+
+        s = launch_pieces(q, c + at, left < KVS_PAGE_COPY_PIECES ? (uint32_t)left : (uint32_t)KVS_PAGE_COPY_PIECES,
+                          n_blocks, err);
+    }
+    if (s == KVS_E_DEVICE_LOST)
+        atomic_store_explicit(&device_of(q)->lost, true, memory_order_relaxed);
+    return s;
+}
+
+kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
+                           kvs_err *err)
+{
+    cuda_queue *q = (cuda_queue *)dq;
+    kvs_status s = cuda_enter(device_of(q), err);
+    uint64_t bytes = 0, now;
+    cudaError_t end;
+
+    if (s != KVS_OK)
+        return s;
+    s = how.means == DEVICE_BY_KERNEL && fits_kernel(q, c, n) ? copy_by_kernel(q, c, n, how.n_blocks, err)
+                                                              : copy_by_engine(q, c, n, err);
+    if (s != KVS_OK && s != KVS_E_DEVICE_LOST) {
         /* Earlier copies may be on their way; the caller is promised that none is. */
         end = cudaStreamSynchronize(q->stream);
         if (end != cudaSuccess)
@@ -388,53 +454,106 @@ static kvs_status stage_slots(cuda_queue *q, const kvs_mla_write_args *a, kvs_er
     return KVS_OK;
 }
 
+/* The scale of the one format that has one; the kernels look at no other. */
+static void stage_scale(cuda_queue *q, uint32_t format, const float *scale, uint64_t at)
+{
+    if (format == KVS_FORMAT_mla_fp8)
+        memcpy(q->input + HEAD_BYTES + at, scale, sizeof *scale);
+}
+
 kvs_status cuda_queue_mla_write(device_queue *dq, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
                                 kvs_err *err)
 {
     cuda_queue *q = (cuda_queue *)dq;
-    uint64_t bytes = (uint64_t)a->n_tokens * sizeof(int64_t);
+    uint64_t scale_at = (uint64_t)a->n_tokens * sizeof(int64_t), bytes = scale_at + SCALE_BYTES;
     kvs_mla_write_args on_device = *a;
-    kvs_status s;
+    uint32_t type;
+    kvs_status s = kvs_mla_write_check(a, &type, err);
 
-    if (a->n_tokens > 0 && (a->slot_mapping == NULL || (uintptr_t)a->slot_mapping % sizeof *a->slot_mapping != 0))
-        return kvs_fail(err, KVS_E_INVALID, "slot_mapping: %p does not hold %" PRIu32 " slots",
-                        (const void *)a->slot_mapping, a->n_tokens);
-    s = kernel_begin(q, bytes, 0, err);
+    if (s == KVS_OK)
+        s = kernel_begin(q, bytes, 0, err);
     if (s == KVS_OK)
         s = stage_slots(q, a, err);
-    if (s == KVS_OK)
+    if (s == KVS_OK) {
+        stage_scale(q, a->view.format, a->scale, scale_at);
         s = send_input(q, bytes, err);
+    }
     if (s != KVS_OK)
         return s;
     on_device.slot_mapping = (const int64_t *)(const void *)(q->dev_input + HEAD_BYTES);
+    on_device.scale = (const float *)(const void *)(q->dev_input + HEAD_BYTES + scale_at);
     s = kvs_mla_write_cuda(&on_device, (uint32_t *)(void *)q->dev_input, q->stream, err);
     return s == KVS_OK ? kernel_end(q, ret_bad, ret_mark, err) : kernel_failed(q, s, err);
 }
 
-/* The shapes that parts are chosen from: not the table's width, which may be far more than the longest sequence. */
-static uint32_t choose_parts(const kvs_mla_decode_args *a)
+/* Columns of the table that the longest sequence needs.  Parts are chosen from these and not from the table's width, which
+ * may be far more. */
+static uint32_t used_width(const int32_t *seq_len, uint32_t n_seqs, uint32_t table_width, uint32_t tokens)
 {
-    kvs_mla_decode_args shape = *a;
-    uint32_t tokens = a->view.tokens_per_block;
     uint64_t longest = 0;
 
-    if (a->parts > 0 || a->fixed_split)
-        return kvs_mla_decode_cuda_parts(a);
-    for (uint32_t i = 0; i < a->n_seqs; i++)
-        if (a->seq_len[i] > 0 && (uint64_t)a->seq_len[i] <= (uint64_t)a->table_width * tokens &&
-            (uint64_t)a->seq_len[i] > longest)
-            longest = (uint64_t)a->seq_len[i];
-    shape.table_width = (uint32_t)((longest + tokens - 1) / tokens);
-    return kvs_mla_decode_cuda_parts(&shape);
+    for (uint32_t i = 0; i < n_seqs; i++)
+        if (seq_len[i] > 0 && (uint64_t)seq_len[i] <= (uint64_t)table_width * tokens && (uint64_t)seq_len[i] > longest)
+            longest = (uint64_t)seq_len[i];
+    return (uint32_t)((longest + tokens - 1) / tokens);
 }
 
-/* Lengths, then the table without the gaps between its rows. */
-static void stage_tables(cuda_queue *q, const kvs_mla_decode_args *a, uint64_t table_at)
+/* Lengths, bounds of the queries (or NULL), the table and a scale: host memory. */
+typedef struct tables {
+    const kvs_view *view;
+    const int32_t *seq_len, *q_start, *block_table;
+    const float *scale;
+    uint64_t table_stride;
+    uint32_t n_seqs, table_width;
+    uint64_t start_at, table_at, scale_at; /* places behind the head */
+} tables;
+
+static kvs_status tables_place(tables *t, kvs_err *err)
 {
-    memcpy(q->input + HEAD_BYTES, a->seq_len, a->n_seqs * sizeof *a->seq_len);
-    for (uint64_t i = 0; i < a->n_seqs && a->table_width > 0; i++)
-        memcpy(q->input + HEAD_BYTES + table_at + i * a->table_width * sizeof *a->block_table,
-               a->block_table + i * a->table_stride, a->table_width * sizeof *a->block_table);
+    const uint64_t lens = ((uint64_t)t->n_seqs * sizeof *t->seq_len + 15) / 16 * 16;
+    const uint64_t starts = t->q_start != NULL ? ((t->n_seqs + UINT64_C(1)) * sizeof *t->q_start + 15) / 16 * 16 : 0;
+
+    if (t->n_seqs > 0 && t->table_width > MAX_INPUT_BYTES / t->n_seqs)
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "block_table: %" PRIu32 " x %" PRIu32 " entries are more than %" PRIu64 " bytes", t->n_seqs,
+                        t->table_width, MAX_INPUT_BYTES);
+    t->start_at = lens;
+    t->table_at = lens + starts;
+    t->scale_at = t->table_at + (uint64_t)t->n_seqs * t->table_width * sizeof *t->block_table;
+    return KVS_OK;
+}
+
+/* The table without the gaps between its rows. */
+static void tables_stage(cuda_queue *q, const tables *t)
+{
+    uint8_t *at = q->input + HEAD_BYTES;
+
+    stage_scale(q, t->view->format, t->scale, t->scale_at);
+    if (t->n_seqs == 0)
+        return;
+    memcpy(at, t->seq_len, t->n_seqs * sizeof *t->seq_len);
+    if (t->q_start != NULL)
+        memcpy(at + t->start_at, t->q_start, (t->n_seqs + UINT64_C(1)) * sizeof *t->q_start);
+    for (uint64_t i = 0; i < t->n_seqs && t->table_width > 0; i++)
+        memcpy(at + t->table_at + i * t->table_width * sizeof *t->block_table, t->block_table + i * t->table_stride,
+               t->table_width * sizeof *t->block_table);
+}
+
+static const void *on_device_at(const cuda_queue *q, uint64_t at)
+{
+    return q->dev_input + HEAD_BYTES + at;
+}
+
+static kvs_status tables_send(cuda_queue *q, tables *t, uint64_t workspace_bytes, kvs_err *err)
+{
+    kvs_status s = tables_place(t, err);
+
+    if (s == KVS_OK)
+        s = kernel_begin(q, t->scale_at + SCALE_BYTES, workspace_bytes, err);
+    if (s != KVS_OK)
+        return s;
+    tables_stage(q, t);
+    return send_input(q, t->scale_at + SCALE_BYTES, err);
 }
 
 kvs_status cuda_queue_mla_decode(device_queue *dq, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,
@@ -443,30 +562,67 @@ kvs_status cuda_queue_mla_decode(device_queue *dq, const kvs_mla_decode_args *a,
     cuda_queue *q = (cuda_queue *)dq;
     kvs_mla_decode_args on_device = *a;
     kvs_mla_decode_result result;
-    uint64_t table_at, bytes;
+    tables t = {.view = &a->view,
+                .seq_len = a->seq_len,
+                .block_table = a->block_table,
+                .scale = a->kv_scale,
+                .table_stride = a->table_stride,
+                .n_seqs = a->n_seqs,
+                .table_width = a->table_width};
     kvs_status s = kvs_mla_decode_check(a, err);
 
     if (s != KVS_OK)
         return s;
-    on_device.parts = choose_parts(a);
-    table_at = ((uint64_t)a->n_seqs * sizeof *a->seq_len + 15) / 16 * 16;
-    if (a->n_seqs > 0 && a->table_width > MAX_INPUT_BYTES / a->n_seqs)
-        return kvs_fail(err, KVS_E_LIMIT,
-                        "block_table: %" PRIu32 " x %" PRIu32 " entries are more than %" PRIu64 " bytes", a->n_seqs,
-                        a->table_width, MAX_INPUT_BYTES);
-    bytes = table_at + (uint64_t)a->n_seqs * a->table_width * sizeof *a->block_table;
-    s = kernel_begin(q, bytes, kvs_mla_decode_cuda_workspace(&on_device), err);
+    if (!a->fixed_split)
+        on_device.table_width = used_width(a->seq_len, a->n_seqs, a->table_width, a->view.tokens_per_block);
+    on_device.parts = kvs_mla_decode_cuda_parts(&on_device);
+    on_device.table_width = a->table_width;
+    s = tables_send(q, &t, kvs_mla_decode_cuda_workspace(&on_device), err);
     if (s != KVS_OK)
         return s;
-    if (a->n_seqs > 0)
-        stage_tables(q, a, table_at);
-    s = send_input(q, bytes, err);
-    if (s != KVS_OK)
-        return s;
-    on_device.seq_len = (const int32_t *)(const void *)(q->dev_input + HEAD_BYTES);
-    on_device.block_table = (const int32_t *)(const void *)(q->dev_input + HEAD_BYTES + table_at);
+    on_device.seq_len = on_device_at(q, 0);
+    on_device.block_table = on_device_at(q, t.table_at);
     on_device.table_stride = a->table_width;
+    on_device.kv_scale = on_device_at(q, t.scale_at);
     s = kvs_mla_decode_cuda(&on_device, q->workspace, q->workspace_bytes, (uint32_t *)(void *)q->dev_input, &result,
+                            q->stream, err);
+    if (s != KVS_OK)
+        return kernel_failed(q, s, err);
+    *ret = result;
+    return kernel_end(q, &ret->bad, ret_mark, err);
+}
+
+kvs_status cuda_queue_mla_extend(device_queue *dq, const kvs_mla_extend_args *a, kvs_mla_decode_result *ret,
+                                 uint64_t *ret_mark, kvs_err *err)
+{
+    cuda_queue *q = (cuda_queue *)dq;
+    kvs_mla_extend_args on_device = *a;
+    kvs_mla_decode_result result;
+    tables t = {.view = &a->view,
+                .seq_len = a->seq_len,
+                .q_start = a->q_start,
+                .block_table = a->block_table,
+                .scale = a->kv_scale,
+                .table_stride = a->table_stride,
+                .n_seqs = a->n_seqs,
+                .table_width = a->table_width};
+    kvs_status s = kvs_mla_extend_check(a, err);
+
+    if (s != KVS_OK)
+        return s;
+    if (!a->fixed_split)
+        on_device.table_width = used_width(a->seq_len, a->n_seqs, a->table_width, a->view.tokens_per_block);
+    on_device.parts = kvs_mla_extend_cuda_parts(&on_device);
+    on_device.table_width = a->table_width;
+    s = tables_send(q, &t, kvs_mla_extend_cuda_workspace(&on_device), err);
+    if (s != KVS_OK)
+        return s;
+    on_device.seq_len = on_device_at(q, 0);
+    on_device.q_start = on_device_at(q, t.start_at);
+    on_device.block_table = on_device_at(q, t.table_at);
+    on_device.table_stride = a->table_width;
+    on_device.kv_scale = on_device_at(q, t.scale_at);
+    s = kvs_mla_extend_cuda(&on_device, q->workspace, q->workspace_bytes, (uint32_t *)(void *)q->dev_input, &result,
                             q->stream, err);
     if (s != KVS_OK)
         return kernel_failed(q, s, err);

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "kernels/mla.h"
+#include "kernels/mla_extend.h"
 #include "proto/status.h"
 
 #ifdef __cplusplus
@@ -30,6 +31,16 @@ typedef struct device_copy {
     const void *src;
     uint64_t bytes;
 } device_copy;
+
+/* By which means a queue makes copies: the copy engines, which are fast with long pieces and cost kernels little, or a kernel
+ * of at most n_blocks thread blocks, which is fast with short pieces and takes processors from others.  A device with one
+ * means only (copies_by_kernel is false) ignores it, and pieces that no kernel can copy (addresses or lengths that are no
+ * multiples of 16) go by the engines anyway. */
+typedef enum device_means { DEVICE_BY_ENGINE, DEVICE_BY_KERNEL } device_means;
+typedef struct device_how {
+    device_means means;
+    uint32_t n_blocks; /* for DEVICE_BY_KERNEL; at least 1 */
+} device_how;
 
 /* For the queue's own use (a stream, say). */
 typedef enum device_dir { DEVICE_LOAD, DEVICE_STORE, DEVICE_COMPUTE } device_dir;
@@ -52,12 +63,15 @@ typedef struct device_about {
     uint8_t uuid[16];
     uint64_t total_bytes;
     uint64_t idle_bytes; /* of its memory, taken by opening it: context, kernels.  0: not known */
+    int32_t numa_node;   /* of the host memory next to it; -1: not known */
+    uint32_t driver_version;
 } device_about;
 
 typedef struct device_ops {
     const char *name; /* "cpu" */
     uint32_t memory;  /* enum wire_memory: what the descriptors of its own memory are */
     uint32_t depth;   /* batches of copies that are worth keeping queued at once; 0 is 1 */
+    bool copies_by_kernel;
     void (*about)(const device *d, device_about *ret); /* any thread; NULL: nothing to tell */
     void (*close)(device *d);
 
@@ -80,12 +94,16 @@ typedef struct device_ops {
     void (*queue_close)(device_queue *q);
     /* Queue n copies and return a mark behind them; n == 0 is a mark alone.  The array may be reused on return.
      * E_DEVICE: nothing was queued.  E_DEVICE_LOST: part of it may be running; the process must end. */
-    kvs_status (*copy)(device_queue *q, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err);
-    /* views, kv_c, k_pe, q_*, out, lse: device addresses; slot_mapping, seq_len, block_table: host memory, read before
-     * the call returns.  As kvs_mla_write and kvs_mla_decode, duplicates of a slot included. */
+    kvs_status (*copy)(device_queue *q, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
+                       kvs_err *err);
+    /* views, kv_c, k_pe, q_*, out, lse: device addresses; slot_mapping, q_start, seq_len, block_table, scale, kv_scale: host
+     * memory, read before the call returns.  As kvs_mla_write, kvs_mla_decode and kvs_mla_extend, duplicates of a slot
+     * included. */
     kvs_status (*mla_write)(device_queue *q, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
                             kvs_err *err);
     kvs_status (*mla_decode)(device_queue *q, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,
+                             uint64_t *ret_mark, kvs_err *err);
+    kvs_status (*mla_extend)(device_queue *q, const kvs_mla_extend_args *a, kvs_mla_decode_result *ret,
                              uint64_t *ret_mark, kvs_err *err);
     /* Block until the mark is reached; what was returned through ret_* above is valid only then.  E_DEVICE: the work
      * has failed and is over, its memory may be used for something else at once.  If that is not certain it is

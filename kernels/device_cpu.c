@@ -16,16 +16,12 @@
 
 #include "kernels/copy.h"
 #include "kernels/host_memory.h"
+#include "kernels/host_pages.h"
 #include "proto/wire.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 enum {
     MAX_PIECES = 1024,
     MAX_WORKSPACE = 64 << 20, /* far above what any shape needs */
-    RESIDENT_WINDOW = 4096,   /* pages looked at in one mincore call */
 };
 
 typedef struct cpu_device {
@@ -60,59 +56,12 @@ static kvs_status sys_fail(kvs_err *err, const char *call, uint64_t bytes)
     return kvs_fail(err, s, "%s: %" PRIu64 " bytes: %s", call, bytes, strerror(e));
 }
 
-/* --- host memory
- * ------------------------------------------------------------------------------------------------ */
-
-/* Bytes of the pages p..p + bytes that have no memory yet.  What cannot be told counts as present. */
-static uint64_t absent_bytes(uint8_t *p, uint64_t bytes, uint64_t page)
-{
-    unsigned char seen[RESIDENT_WINDOW];
-    uint64_t absent = 0;
-
-    for (uint64_t at = 0; at < bytes; at += RESIDENT_WINDOW * page) {
-        uint64_t n = (bytes - at + page - 1) / page;
-
-        n = n < RESIDENT_WINDOW ? n : RESIDENT_WINDOW;
-        if (mincore(p + at, n * page, seen) != 0)
-            return absent;
-        for (uint64_t i = 0; i < n; i++)
-            absent += (seen[i] & 1) == 0 ? page : 0;
-    }
-    return absent;
-}
-
-/* For kernels before 5.14.  Adding nothing, atomically, writes to a page without changing what others see in
- * it. */
-static void touch(uint8_t *p, uint64_t bytes, uint64_t page)
-{
-    for (uint64_t at = 0; at < bytes; at += page)
-        (void)__atomic_fetch_or(p + at, 0, __ATOMIC_RELAXED);
-}
+/* --- host memory ------------------------------------------------------------------------------------------ */
 
 static kvs_status cpu_host_register(device *d, void *p, uint64_t bytes, kvs_err *err)
 {
-    const uint64_t page = ((cpu_device *)d)->page;
-    uint8_t *first = (uint8_t *)p - (uintptr_t)p % page;
-    uint64_t whole;
-    kvs_status s;
-
-    if (p == NULL || bytes == 0 || __builtin_add_overflow((uintptr_t)p, bytes, &whole) || whole > INTPTR_MAX)
-        return kvs_fail(err, KVS_E_INVALID, "host_register: %" PRIu64 " bytes at %p are no range", bytes, p);
-    whole = (whole - (uintptr_t)first + page - 1) / page * page;
-    s = kvs_host_want("host_register", absent_bytes(first, whole, page), err);
-    if (s != KVS_OK)
-        return s;
-    if (madvise(first, whole, MADV_POPULATE_WRITE) == 0)
-        return KVS_OK;
-    if (errno != EINVAL) {
-        int e = errno;
-
-        return kvs_fail(err, e == ENOMEM || e == EFAULT ? KVS_E_NO_SPACE : KVS_E_SYS,
-                        "host_register: %" PRIu64 " bytes: %s; %" PRIu64 " are available", bytes, strerror(e),
-                        kvs_host_available());
-    }
-    touch(first, whole, page);
-    return KVS_OK;
+    (void)d;
+    return kvs_pages_make(p, bytes, err);
 }
 
 static void cpu_host_unregister(device *d, void *p, uint64_t bytes)
@@ -346,10 +295,12 @@ static void cpu_queue_close(device_queue *dq)
     free(q);
 }
 
-static kvs_status cpu_copy(device_queue *dq, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err)
+static kvs_status cpu_copy(device_queue *dq, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
+                           kvs_err *err)
 {
     cpu_queue *q = (cpu_queue *)dq;
 
+    (void)how;
     (void)err;
     for (size_t i = 0; i < n; i++)
         if (c[i].bytes > 0)
@@ -398,6 +349,19 @@ static kvs_status cpu_mla_decode(device_queue *dq, const kvs_mla_decode_args *a,
     return s;
 }
 
+static kvs_status cpu_mla_extend(device_queue *dq, const kvs_mla_extend_args *a, kvs_mla_decode_result *ret,
+                                 uint64_t *ret_mark, kvs_err *err)
+{
+    cpu_queue *q = (cpu_queue *)dq;
+    kvs_status s = workspace_take(q, kvs_mla_extend_workspace(a), err);
+
+    if (s == KVS_OK)
+        s = kvs_mla_extend(a, q->workspace, q->workspace_bytes, ret, err);
+    if (s == KVS_OK)
+        *ret_mark = ++q->mark;
+    return s;
+}
+
 static kvs_status cpu_wait(device_queue *dq, uint64_t mark, kvs_err *err)
 {
     const cpu_queue *q = (const cpu_queue *)dq;
@@ -432,6 +396,7 @@ static const device_ops cpu_ops = {
     .copy = cpu_copy,
     .mla_write = cpu_mla_write,
     .mla_decode = cpu_mla_decode,
+    .mla_extend = cpu_mla_extend,
     .wait = cpu_wait,
 };
 

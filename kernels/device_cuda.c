@@ -36,20 +36,25 @@ kvs_status device_cuda_get_info(device *d, device_cuda_info *ret, kvs_err *err)
 
 #else
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "kernels/cuda_device.h"
 #include "kernels/cuda_error.h"
+#include "kernels/cuda_nodes.h"
+#include "kernels/host_pages.h"
 #include "kernels/kernels_cuda.h"
 #include "proto/wire.h"
 
 enum { MAX_TOUCHERS = 8 };
 #define TOUCH_BYTES (UINT64_C(64) << 20) /* less is not worth a thread */
+#define AHEAD_BYTES (UINT64_C(1) << 30)  /* a pool's pieces, but the first and the last */
 
 kvs_status cuda_failed(cuda_device *d, kvs_err *err, const char *call, int error)
 {
@@ -82,23 +87,23 @@ kvs_status cuda_enter(cuda_device *d, kvs_err *err)
 /* --- host memory -------------------------------------------------------------------------------------------- */
 
 typedef struct toucher {
-    device *host;
     uint8_t *at;
     uint64_t bytes;
     kvs_status status;
     kvs_err err;
 } toucher;
 
+/* What is there already is mapped ahead, or else by the driver: both are faster than asking for it again. */
 static void *touch(void *arg)
 {
     toucher *t = arg;
 
-    t->status = t->host->ops->host_register(t->host, t->at, t->bytes, &t->err);
+    t->status = kvs_pages_absent(t->at, t->bytes) > 0 ? kvs_pages_make(t->at, t->bytes, &t->err) : KVS_OK;
     return NULL;
 }
 
 /* Allocating pages is the slow part of pinning, and threads share it well. */
-static kvs_status touch_all(cuda_device *d, uint8_t *p, uint64_t bytes, kvs_err *err)
+static kvs_status touch_all(uint8_t *p, uint64_t bytes, kvs_err *err)
 {
     toucher t[MAX_TOUCHERS] = {0};
     pthread_t threads[MAX_TOUCHERS];
@@ -113,7 +118,7 @@ static kvs_status touch_all(cuda_device *d, uint8_t *p, uint64_t bytes, kvs_err 
     for (uint64_t i = 0; i < n && i * share < bytes; i++) {
         uint64_t left = bytes - i * share;
 
-        t[i] = (toucher){.host = d->host, .at = p + i * share, .bytes = n == 1 || left < share ? left : share};
+        t[i] = (toucher){.at = p + i * share, .bytes = n == 1 || left < share ? left : share};
         started[i] = i > 0 && pthread_create(&threads[i], NULL, touch, &t[i]) == 0;
         if (i > 0 && !started[i])
             (void)touch(&t[i]);
@@ -128,6 +133,48 @@ static kvs_status touch_all(cuda_device *d, uint8_t *p, uint64_t bytes, kvs_err 
     return s;
 }
 
+/* A pool grows from its start to its end: while the driver pins one piece, a thread maps the next one, if it is of an earlier
+ * life.  Else it finds nothing to do. */
+static void *map_ahead(void *arg)
+{
+    cuda_device *d = arg;
+
+    d->ahead_bytes = kvs_pages_map(d->ahead_at, AHEAD_BYTES);
+    return NULL;
+}
+
+static void end_ahead(cuda_device *d)
+{
+    if (d->has_ahead)
+        (void)pthread_join(d->ahead, NULL);
+    d->has_ahead = false;
+}
+
+static void begin_ahead(cuda_device *d, uint8_t *at)
+{
+    d->ahead_at = at;
+    d->ahead_bytes = 0;
+    d->has_ahead = pthread_create(&d->ahead, NULL, map_ahead, d) == 0;
+}
+
+static bool is_mapped(const cuda_device *d, const uint8_t *p, uint64_t bytes)
+{
+    return p == d->ahead_at && bytes <= d->ahead_bytes;
+}
+
+/* Drivers that count what they pin against the limit of locked memory only say that it failed. */
+static kvs_status with_lock_limit(kvs_status s, kvs_err *err)
+{
+    char said[KVS_ERR_MSG_BYTES];
+    struct rlimit lim;
+
+    if (err == NULL || getrlimit(RLIMIT_MEMLOCK, &lim) != 0 || lim.rlim_cur == RLIM_INFINITY)
+        return s;
+    (void)snprintf(said, sizeof said, "%s", err->msg);
+    return kvs_fail(err, s, "%.150s; %llu bytes may be locked: try LimitMEMLOCK=infinity (ulimit -l)", said,
+                    (unsigned long long)lim.rlim_cur);
+}
+
 static kvs_status cuda_host_register(device *base, void *p, uint64_t bytes, kvs_err *err)
 {
     cuda_device *d = (cuda_device *)base;
@@ -136,17 +183,21 @@ static kvs_status cuda_host_register(device *base, void *p, uint64_t bytes, kvs_
 
     if (s == KVS_OK && (p == NULL || bytes == 0 || bytes > INTPTR_MAX))
         s = kvs_fail(err, KVS_E_INVALID, "host_register: %" PRIu64 " bytes at %p are no range", bytes, p);
-    if (s == KVS_OK)
-        s = touch_all(d, p, bytes, err);
+    end_ahead(d);
+    if (s == KVS_OK && !is_mapped(d, p, bytes))
+        s = touch_all(p, bytes, err);
     if (s != KVS_OK)
         return s;
+    begin_ahead(d, (uint8_t *)p + bytes);
     e = cudaHostRegister(p, bytes, cudaHostRegisterPortable);
-    return e == cudaSuccess ? KVS_OK : cuda_failed_bytes(d, err, "cudaHostRegister", bytes, e);
+    return e == cudaSuccess ? KVS_OK : with_lock_limit(cuda_failed_bytes(d, err, "cudaHostRegister", bytes, e), err);
 }
 
 static void cuda_host_unregister(device *base, void *p, uint64_t bytes)
 {
     (void)bytes;
+    end_ahead((cuda_device *)base); /* its memory may be on its way out as well */
+    ((cuda_device *)base)->ahead_bytes = 0;
     if (cuda_enter((cuda_device *)base, NULL) == KVS_OK && cudaHostUnregister(p) != cudaSuccess)
         (void)cudaGetLastError();
 }
@@ -159,8 +210,7 @@ static void cuda_close(device *base)
 
     if (d == NULL)
         return;
-    if (d->host != NULL)
-        d->host->ops->close(d->host);
+    end_ahead(d);
     free(d); /* the context is the process's: other devices of ours, or the caller's own code, may use it */
 }
 
@@ -173,6 +223,7 @@ static const device_ops cuda_ops = {
     .name = "cuda",
     .memory = WIRE_MEMORY_CUDA_VMM,
     .depth = 2,
+    .copies_by_kernel = true,
     .about = cuda_about,
     .close = cuda_close,
     .host_register = cuda_host_register,
@@ -188,8 +239,20 @@ static const device_ops cuda_ops = {
     .copy = cuda_queue_copy,
     .mla_write = cuda_queue_mla_write,
     .mla_decode = cuda_queue_mla_decode,
+    .mla_extend = cuda_queue_mla_extend,
     .wait = cuda_queue_wait,
 };
+
+/* The driver's word for it, and the obstacle behind it where one can be seen: it is rarely the same. */
+static kvs_status explained(kvs_status s, kvs_err *err)
+{
+    char why[KVS_ERR_MSG_BYTES], said[KVS_ERR_MSG_BYTES];
+
+    if (s == KVS_OK || err == NULL || kvs_cuda_nodes_explain("", why, sizeof why)[0] == '\0')
+        return s;
+    (void)snprintf(said, sizeof said, "%s", err->msg);
+    return kvs_fail(err, s, "%.150s; %s", why, said);
+}
 
 kvs_status device_cuda_count(uint32_t *ret, kvs_err *err)
 {
@@ -201,9 +264,9 @@ kvs_status device_cuda_count(uint32_t *ret, kvs_err *err)
         return kvs_fail(err, KVS_E_UNSUPPORTED, "cuda device: this machine has no CUDA driver");
     }
     if (e != cudaSuccess)
-        return kvs_cuda_fail(err, "cuda device: cudaGetDeviceCount", e);
+        return explained(kvs_cuda_fail(err, "cuda device: cudaGetDeviceCount", e), err);
     if (n < 1)
-        return kvs_fail(err, KVS_E_UNSUPPORTED, "cuda device: the driver shows 0 GPUs");
+        return explained(kvs_fail(err, KVS_E_UNSUPPORTED, "cuda device: the driver shows 0 GPUs"), err);
     *ret = (uint32_t)n;
     return KVS_OK;
 }
@@ -273,10 +336,34 @@ static kvs_status find_granularity(cuda_device *d, kvs_err *err)
     return KVS_OK;
 }
 
+/* Where the card is plugged in; -1: one node, or the system does not tell. */
+static int32_t node_of(int ordinal)
+{
+    char pci[32], path[96];
+    int node = -1;
+    FILE *f;
+
+    if (cudaDeviceGetPCIBusId(pci, sizeof pci, ordinal) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return -1;
+    }
+    for (char *p = pci; *p != '\0'; p++)
+        *p = (char)tolower((unsigned char)*p);
+    (void)snprintf(path, sizeof path, "/sys/bus/pci/devices/%s/numa_node", pci);
+    f = fopen(path, "re");
+    if (f == NULL)
+        return -1;
+    if (fscanf(f, "%d", &node) != 1)
+        node = -1;
+    (void)fclose(f);
+    return node;
+}
+
 kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
 {
     cuda_device *d = NULL;
     struct cudaDeviceProp prop;
+    int driver = 0;
     uint32_t n = 0;
     uint64_t before, after;
     kvs_status s = device_cuda_count(&n, err);
@@ -295,9 +382,7 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
     d->base.ops = &cuda_ops;
     d->ordinal = (int)ordinal;
     memcpy(d->uuid, prop.uuid.bytes, sizeof d->uuid);
-    s = device_cpu_open(&d->host, err);
-    if (s == KVS_OK)
-        s = cuda_enter(d, err);
+    s = cuda_enter(d, err);
     if (s == KVS_OK)
         s = cuda_driver_load(&d->driver, err);
     if (s == KVS_OK)
@@ -308,12 +393,15 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
         s = kvs_kernels_init(err);
     if (s != KVS_OK) {
         cuda_close(&d->base);
-        return s;
+        return explained(s, err);
     }
     after = cuda_used_bytes((int)ordinal);
     (void)snprintf(d->about.name, sizeof d->about.name, "%.63s", prop.name);
     memcpy(d->about.uuid, d->uuid, sizeof d->about.uuid);
     d->about.total_bytes = prop.totalGlobalMem;
+    d->about.numa_node = node_of((int)ordinal);
+    if (cudaDriverGetVersion(&driver) == cudaSuccess)
+        d->about.driver_version = (uint32_t)driver;
     d->about.idle_bytes = before != 0 && after > before ? after - before : 0;
     *ret = &d->base;
     return KVS_OK;
@@ -322,7 +410,7 @@ kvs_status device_cuda_open(device **ret, uint32_t ordinal, kvs_err *err)
 kvs_status device_cuda_get_info(device *base, device_cuda_info *ret, kvs_err *err)
 {
     cuda_device *d = (cuda_device *)base;
-    device_cuda_info info = {.ordinal = (uint32_t)d->ordinal, .granularity = d->granularity, .numa_node = -1};
+    device_cuda_info info = {.ordinal = (uint32_t)d->ordinal, .granularity = d->granularity};
     struct cudaDeviceProp prop;
     size_t available = 0, total = 0;
     int driver = 0;
@@ -345,10 +433,7 @@ kvs_status device_cuda_get_info(device *base, device_cuda_info *ret, kvs_err *er
     info.driver_version = (uint32_t)driver;
     info.total_bytes = total;
     info.free_bytes = available;
-    if (cudaDeviceGetAttribute(&info.numa_node, cudaDevAttrHostNumaId, d->ordinal) != cudaSuccess) {
-        (void)cudaGetLastError();
-        info.numa_node = -1;
-    }
+    info.numa_node = d->about.numa_node;
     *ret = info;
     return KVS_OK;
 }

@@ -21,8 +21,8 @@
 extern "C" {
 #endif
 
-/*   row_starts   [n_seqs + 1], or [n_seqs] with open_end: first destination row of each sequence, not decreasing, and where
- *                the last one ends (open_end: at n_rows)
+/*   row_starts   [n_seqs + 1], or [n_seqs] with open_end: first destination row of each sequence, not decreasing, and
+ *                where the last one ends (open_end: at n_rows)
  *   first_token  [n_seqs] token of the sequence that goes into its first row; NULL: 0
  *   block_table  [n_seqs] rows of table_width block ids, table_stride entries apart
  *   n_rows       rows of the destination.  Those before the first sequence and behind the last one are padding

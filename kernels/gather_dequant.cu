@@ -1,5 +1,5 @@
-/* Gather and dequantise on a GPU: a thread block takes ROWS destination rows; ROWS of its threads find their tokens, all of
- * them then make 16 bytes of a destination row at a time, of 8 or 4 bytes of e4m3 or of 16 copied ones. */
+/* Gather and dequantise on a GPU: a thread block takes ROWS destination rows; ROWS of its threads find their tokens,
+ * all of them then make 16 bytes of a destination row at a time, of 8 or 4 bytes of e4m3 or of 16 copied ones. */
 #include "kernels/gather_dequant.h"
 
 #include "kernels/cuda_kernels.h"

@@ -15,15 +15,16 @@ extern "C" {
 struct CUstream_st;
 
 /* Widen the first `width` values of a token's row into each destination row that has a token.
- *   view      mla_fp8 or kv_fp8: e4m3, dequantised; mla_bf16, mla_fp16, mla_fp32, kv_bf16, kv_fp16: copied, dst_type is then
- *             the cache's own.  Never fp8_ds_mla, whose rows are no plain e4m3 (kvs_gather_upconvert)
+ *   view      mla_fp8 or kv_fp8: e4m3, dequantised; mla_bf16, mla_fp16, mla_fp32, kv_bf16, kv_fp16: copied, dst_type
+ *             is then the cache's own.  Never fp8_ds_mla, whose rows are no plain e4m3 (kvs_gather_upconvert)
  *   list      which token goes where (gather.h)
  *   width     320, 512 or 576 values
  *   scale     one fp32, read for e4m3 only; may be NULL otherwise
- *   dst       [list.n_rows] rows of width values of dst_type (enum kvs_value), dst_stride bytes apart, multiples of a value
+ *   dst       [list.n_rows] rows of width values of dst_type (enum kvs_value), dst_stride bytes apart, multiples of a
+ *             value
  *   ret_bad   rows that the tables gave no place for: left as they are and counted here
- * dst[r][i] = round(fp32(e4m3[i]) * scale): exact, one product in fp32, one rounding to dst_type.  A NaN is one of its kind:
- * 0x7FFFFFFF rounded.  Rows of padding are left as they are.
+ * dst[r][i] = round(fp32(e4m3[i]) * scale): exact, one product in fp32, one rounding to dst_type.  A NaN is one of its
+ * kind: 0x7FFFFFFF rounded.  Rows of padding are left as they are.
  * E_UNSUPPORTED: format, width or dst_type.  E_INVALID, E_LIMIT: found before any byte is written. */
 typedef struct kvs_gather_dequant_args {
     kvs_view view;

@@ -1,5 +1,5 @@
-/* Gather and upconvert on a GPU: a thread block takes ROWS destination rows; ROWS of its threads find their records, all of
- * them then make 8 values of a row at a time: 64 units of e4m3, 8 of the rope part. */
+/* Gather and upconvert on a GPU: a thread block takes ROWS destination rows; ROWS of its threads find their records,
+ * all of them then make 8 values of a row at a time: 64 units of e4m3, 8 of the rope part. */
 #include "kernels/gather_upconvert.h"
 
 #include "kernels/cuda_kernels.h"

@@ -19,11 +19,12 @@ enum { KVS_UPCONVERT_VALUES = 576 };
 
 /* Write 576 bf16 values of a token into each destination row that has one.
  *   view     fp8_ds_mla
- *   list     which token goes where (gather.h); open_end with row_starts = workspace starts: the last request runs to n_rows
+ *   list     which token goes where (gather.h); open_end with row_starts = workspace starts: the last request runs to
+ *            n_rows
  *   dst      [list.n_rows] rows of 576 bf16, dst_stride bytes apart; multiples of 2
  *   ret_bad  rows that the tables gave no place for: left as they are and counted here
- * dst[r][i] = bf16(fp32(e4m3[i]) * scale[i / 128]) for i < 512: exact, one product, one rounding; then the rope part bit for
- * bit.  A NaN is 0x7FFF.  Rows of padding are left as they are.
+ * dst[r][i] = bf16(fp32(e4m3[i]) * scale[i / 128]) for i < 512: exact, one product, one rounding; then the rope part
+ * bit for bit.  A NaN is 0x7FFF.  Rows of padding are left as they are.
  * E_UNSUPPORTED: the format.  E_INVALID, E_LIMIT: found before any byte is written. */
 typedef struct kvs_gather_upconvert_args {
     kvs_view view;

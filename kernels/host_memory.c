@@ -9,6 +9,7 @@
 #include <string.h>
 
 #define CGROUP_ROOT "/sys/fs/cgroup"
+enum { GROUP_BYTES = 128 }; /* of a name that is shown */
 
 /* The number behind `key` in a file of "key number" lines; an empty key takes the first line. */
 static bool number_in(const char *path, const char *key, uint64_t *ret)
@@ -50,13 +51,15 @@ static uint64_t group_room(const char *dir)
     return used < max ? max - used : 0;
 }
 
-static uint64_t groups_room(void)
+/* The tightest group's room, and its folder below the root; "" where none has a limit. */
+static uint64_t groups_room(char tightest[GROUP_BYTES])
 {
     char line[PATH_MAX], dir[PATH_MAX + sizeof CGROUP_ROOT];
     uint64_t room = UINT64_MAX;
     bool found = false;
     FILE *f = fopen("/proc/self/cgroup", "re");
 
+    tightest[0] = '\0';
     if (f == NULL)
         return UINT64_MAX;
     while (!found && fgets(line, sizeof line, f) != NULL)
@@ -69,27 +72,49 @@ static uint64_t groups_room(void)
     while (strlen(dir) > strlen(CGROUP_ROOT)) { /* the root has no limit file */
         uint64_t here = group_room(dir);
 
-        room = here < room ? here : room;
+        if (here < room) {
+            room = here;
+            (void)snprintf(tightest, GROUP_BYTES, "%.100s", dir + strlen(CGROUP_ROOT));
+        }
         *strrchr(dir, '/') = 0;
     }
     return room;
 }
 
-uint64_t kvs_host_available(void)
+/* group: whose limit it is; "": the machine's. */
+static uint64_t available(char group[GROUP_BYTES])
 {
-    uint64_t system_kib, groups = groups_room();
+    uint64_t system_kib, groups = groups_room(group);
 
     if (!number_in("/proc/meminfo", "MemAvailable:", &system_kib) || system_kib > UINT64_MAX / 1024)
         return groups;
-    return system_kib * 1024 < groups ? system_kib * 1024 : groups;
+    if (system_kib * 1024 >= groups)
+        return groups;
+    group[0] = '\0';
+    return system_kib * 1024;
+}
+
+uint64_t kvs_host_available(void)
+{
+    char group[GROUP_BYTES];
+
+    return available(group);
 }
 
 kvs_status kvs_host_want(const char *what, uint64_t bytes, kvs_err *err)
 {
-    uint64_t available = kvs_host_available();
+    char group[GROUP_BYTES];
+    uint64_t room = available(group);
 
-    if (bytes > available)
-        return kvs_fail(err, KVS_E_NO_SPACE, "%s: %" PRIu64 " bytes wanted, %" PRIu64 " are available", what, bytes,
-                        available);
-    return KVS_OK;
+    if (bytes <= room)
+        return KVS_OK;
+    if (group[0] != '\0')
+        return kvs_fail(err, KVS_E_NO_SPACE,
+                        "%s: %" PRIu64 " bytes wanted, %" PRIu64 " are available in control group %.60s: raise its "
+                        "MemoryMax= or ask for less",
+                        what, bytes, room, group);
+    return kvs_fail(err, KVS_E_NO_SPACE,
+                    "%s: %" PRIu64 " bytes wanted, %" PRIu64 " are available on this machine: ask for less, or end "
+                    "what else takes memory",
+                    what, bytes, room);
 }

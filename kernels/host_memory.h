@@ -14,7 +14,7 @@
  * are in. UINT64_MAX where the system does not tell. */
 uint64_t kvs_host_available(void);
 
-/* E_NO_SPACE with both numbers if `bytes` more for `what` are not available. */
+/* E_NO_SPACE if `bytes` more for `what` are not available: both numbers, what sets the limit, and what to do. */
 kvs_status kvs_host_want(const char *what, uint64_t bytes, kvs_err *err);
 
 #endif

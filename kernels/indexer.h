@@ -20,25 +20,28 @@ struct CUstream_st;
 enum { KVS_INDEXER_DIMS = 128, KVS_INDEXER_SCALE_BYTES = 4 };
 enum kvs_indexer_scale { KVS_INDEXER_SCALE_FP32 = 0, KVS_INDEXER_SCALE_UE8M0 = 1 /* a power of two, stored as fp32 */ };
 
-/* Scale of a key whose greatest magnitude is amax: max(amax, 1e-4) / 448, for ue8m0 rounded up to a power of two.  The
- * exponent's own bits do that: equal to 2^ceil(log2 s) for every bf16 and fp16 amax.  Infinity stays. */
+/* Scale of a key whose greatest magnitude, of a bf16 or fp16, is amax: max(amax, 1e-4) / 448, for ue8m0 2^ceil(log2)
+ * of that.  448 is 1.75 * 2^8: beyond a fraction of 1.75 the power is one more, and no value of 16 bits is so near to
+ * it that the division would round over it.  Infinity stays. */
 static inline KVS_HD float kvs_indexer_scale(float amax, uint32_t kind)
 {
-    float s = (amax > 1e-4f ? amax : 1e-4f) / 448.0f;
+    const float least = amax > 1e-4f ? amax : 1e-4f;
 
-    if (kind != KVS_INDEXER_SCALE_UE8M0 || kvs_f32_bits(s) >= 0x7F800000u)
-        return s;
-    return kvs_ue8m0_to_f32(kvs_f32_to_ue8m0_up(s));
+    if (kind != KVS_INDEXER_SCALE_UE8M0 || kvs_f32_bits(amax) >= 0x7F800000u)
+        return least / 448.0f;
+    return kvs_f32_from_bits(((kvs_f32_bits(least) + 0x1FFFFFu) & 0x7F800000u) - (8u << 23));
 }
 
 /* Quantise rows of 128 values and write them with their scales through a slot mapping.
  *   view          indexer_fp8; nothing but the named keys and scales is touched
- *   k             [n_tokens] rows of 128 values of k_type (KVS_VALUE_BF16 or _FP16), k_stride bytes apart; multiples of 2
- *   slot_mapping  [>= n_tokens] block * tokens_per_block + offset; negative: the token is skipped.  The rows of k say how
- *                 many tokens there are: entries behind them are never read
+ *   k             [n_tokens] rows of 128 values of k_type (KVS_VALUE_BF16 or _FP16), k_stride bytes apart; multiples
+ *                 of 2
+ *   slot_mapping  [>= n_tokens] block * tokens_per_block + offset; negative: the token is skipped.  The rows of k say
+ *                 how many tokens there are: entries behind them are never read
  *   scale_kind    enum kvs_indexer_scale
  *   ret_bad       slots >= n_blocks * tokens_per_block: skipped and counted here
- * scale = kvs_indexer_scale(max |k[t][i]|), key[i] = e4m3(k[t][i] / scale): to nearest, ties to even, saturating; a NaN is 0x7F
+ * scale = kvs_indexer_scale(max |k[t][i]|) and
+ * key[i] = e4m3(k[t][i] / scale): to nearest, ties to even, saturating; a NaN is 0x7F
  * and does not count for the maximum.  Duplicate slots: the last token wins.
  * E_UNSUPPORTED: format or type.  E_INVALID, E_LIMIT: found before any byte is written. */
 typedef struct kvs_indexer_write_args {
@@ -50,8 +53,9 @@ typedef struct kvs_indexer_write_args {
 } kvs_indexer_write_args;
 kvs_status kvs_indexer_write(const kvs_indexer_write_args *a, uint32_t *ret_bad, kvs_err *err);
 
-/* The same on a GPU: every pointer is device memory; queued on `stream`, waits for nothing.  ret_bad: one word of device
- * memory, set by the call; NULL: not counted.  Two tokens with one slot: the key may be of one and the scale of the other. */
+/* The same on a GPU: every pointer is device memory; queued on `stream`, waits for nothing.  ret_bad: one word of
+ * device memory, set by the call; NULL: not counted.  Two tokens with one slot: the key may be of one and the scale of
+ * the other. */
 kvs_status kvs_indexer_write_cuda(const kvs_indexer_write_args *a, uint32_t *ret_bad, struct CUstream_st *stream,
                                   kvs_err *err);
 

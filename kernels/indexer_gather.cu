@@ -1,5 +1,5 @@
-/* Indexer gather on a GPU: a thread block takes ROWS destination rows; ROWS of its threads find their tokens and move the
- * scales, all of them then move the keys. */
+/* Indexer gather on a GPU: a thread block takes ROWS destination rows; ROWS of its threads find their tokens and move
+ * the scales, all of them then move the keys. */
 #include "kernels/cuda_kernels.h"
 #include "kernels/indexer.h"
 #include "kernels/rows.cuh"

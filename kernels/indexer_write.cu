@@ -1,5 +1,5 @@
-/* Indexer write on a GPU: 16 threads take a token, 8 values each, and several tokens one after another whose loads are under
- * way together; a token's maximum goes round among its threads. */
+/* Indexer write on a GPU: 8 threads take a token, 16 values each, and two tokens one after the other whose loads are
+ * under way together; a token's maximum goes round among its threads. */
 #include "kernels/cuda_kernels.h"
 #include "kernels/indexer.h"
 #include "kernels/rows.cuh"
@@ -9,7 +9,7 @@ namespace
 
 using namespace kvs;
 
-enum { LANES = KVS_INDEXER_DIMS / 8, AT_ONCE = ROWS_THREADS / LANES, TURNS = 4, ROWS = AT_ONCE * TURNS };
+enum { LANES = KVS_INDEXER_DIMS / 16, AT_ONCE = ROWS_THREADS / LANES, TURNS = 2, ROWS = AT_ONCE * TURNS };
 
 struct params {
     kvs_indexer_write_args a;
@@ -17,53 +17,66 @@ struct params {
     uint32_t whole; /* rows of k are aligned to 16 bytes */
 };
 
-/* The 16 threads of a token, all of a warp's: amax is that of the token afterwards. */
-template <uint32_t TYPE>
-__device__ inline void write_token(const params &p, const eight &raw, int64_t slot, uint32_t lane)
-{
-    float v[8], amax = 0, scale;
-    kvs_view_place at;
-    divisor d;
+/* Where a token goes; NULL: nowhere. */
+struct target {
+    uint8_t *key;
+    float *scale;
+};
 
-    unpack8<TYPE>(raw, v);
+__device__ inline target target_of(const params &p, uint64_t t)
+{
+    const int64_t slot = t < p.a.n_tokens ? p.a.slot_mapping[t] : -1;
+    kvs_view_place at;
+
+    if (!slot_of(p.a.view, slot, p.bad))
+        return {nullptr, nullptr};
+    at = kvs_view_split(&p.a.view, (uint64_t)slot, KVS_SITE_INDEXER_WRITE_KEY);
+    return {kvs_view_row(&p.a.view, at.page, at.token, KVS_SITE_INDEXER_WRITE_KEY),
+            reinterpret_cast<float *>(
+                kvs_view_tail(&p.a.view, at.page, at.token, KVS_INDEXER_SCALE_BYTES, KVS_SITE_INDEXER_WRITE_SCALE))};
+}
+
+/* By the 8 threads of a token; a warp has four. */
+template <uint32_t TYPE>
+__device__ inline void write_token(const params &p, const sixteen &raw, const target &to, uint32_t lane)
+{
+    float v[16], amax = 0, scale;
+
+    unpack16<TYPE>(raw, v);
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        amax = kvs_amax(amax, v[i]);
+    for (int i = 0; i < 16; i++)
+        amax = amax_of(amax, v[i]);
 #pragma unroll
     for (int step = LANES / 2; step > 0; step /= 2)
-        amax = kvs_amax(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
-    if (!slot_of(p.a.view, slot, lane == 0 ? p.bad : nullptr))
+        amax = amax_of(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
+    if (to.key == nullptr)
         return;
     scale = kvs_indexer_scale(amax, p.a.scale_kind);
-    d = divisor_of(scale);
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        v[i] = divide(v[i], d);
-    at = kvs_view_split(&p.a.view, (uint64_t)slot, KVS_SITE_INDEXER_WRITE_KEY);
-    reinterpret_cast<uint2 *>(kvs_view_row(&p.a.view, at.page, at.token, KVS_SITE_INDEXER_WRITE_KEY))[lane] =
-        pack8_e4m3(v);
+    divide<TYPE, true>(v, divisor_of(scale)); /* what is not ordinary has an infinity in it */
+    reinterpret_cast<uint4 *>(to.key)[lane] = pack16_e4m3(v);
     if (lane == 0)
-        *reinterpret_cast<float *>(
-            kvs_view_tail(&p.a.view, at.page, at.token, KVS_INDEXER_SCALE_BYTES, KVS_SITE_INDEXER_WRITE_SCALE)) = scale;
+        *to.scale = scale;
 }
 
 template <uint32_t TYPE> __global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params p)
 {
-    const uint64_t first = (uint64_t)blockIdx.x * ROWS + threadIdx.x / LANES;
-    const uint32_t lane = threadIdx.x % LANES;
-    eight raw[TURNS];
-    int64_t slot[TURNS];
+    __shared__ target to[ROWS];
+    const uint64_t first = (uint64_t)blockIdx.x * ROWS;
+    const uint32_t lane = threadIdx.x % LANES, mine = threadIdx.x / LANES;
+    sixteen raw[TURNS];
 
 #pragma unroll
     for (int i = 0; i < TURNS; i++) {
-        const uint64_t t = first + i * AT_ONCE;
+        const uint64_t t = first + mine + i * AT_ONCE;
 
-        slot[i] = t < p.a.n_tokens ? p.a.slot_mapping[t] : -1;
-        raw[i] = t < p.a.n_tokens ? load8<TYPE>(p.a.k + t * p.a.k_stride + lane * CHUNK, p.whole) : eight{};
+        raw[i] = t < p.a.n_tokens ? load16<TYPE>(p.a.k + t * p.a.k_stride + lane * 2 * CHUNK, p.whole) : sixteen{};
     }
+    if (threadIdx.x < ROWS)
+        to[threadIdx.x] = target_of(p, first + threadIdx.x);
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < TURNS; i++)
-        write_token<TYPE>(p, raw[i], slot[i], lane);
+        write_token<TYPE>(p, raw[i], to[mine + i * AT_ONCE], lane);
 }
 
 } // namespace

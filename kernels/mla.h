@@ -29,7 +29,16 @@ enum {
 };
 
 /* Ids echoed in replies: equal lengths, parts and kernel id give equal bits. */
-enum kvs_kernel_id { KVS_KERNEL_MLA_DECODE_C = 1, KVS_KERNEL_MLA_DECODE_MMA = 2 /* CUDA, mma.sync */ };
+enum kvs_kernel_id {
+    KVS_KERNEL_MLA_DECODE_C = 1,
+    KVS_KERNEL_MLA_DECODE_MMA = 2, /* CUDA, mma.sync */
+    KVS_KERNEL_MLA_SPARSE_C = 3,
+    KVS_KERNEL_MLA_SPARSE_MMA = 4,
+    KVS_KERNEL_MLA_EXTEND_C = 5,
+    KVS_KERNEL_MLA_EXTEND_MMA = 6,
+    KVS_KERNEL_KV_DECODE_C = 7,
+    KVS_KERNEL_KV_DECODE_MMA = 8
+};
 
 /* Write n_tokens rows through a slot mapping.
  *   view          mla_bf16, mla_fp16, mla_fp32, mla_fp8 or fp8_ds_mla; written in place, nothing but the named rows is
@@ -81,16 +90,20 @@ typedef struct kvs_mla_write_layers_args {
 kvs_status kvs_mla_write_layers(const kvs_mla_write_layers_args *a, uint32_t *ret_bad, kvs_err *err);
 
 /* Attention of T = n_seqs * s_q query rows over paged latents (absorbed form: K = row[0..576), V = row[0..512)).
- *   q_nope        [T][h_q][512] of the view's type; row of sequence i, position j is i * s_q + j
- *   q_pe          [T][h_q][64]
+ *   view          mla_bf16, mla_fp16, mla_fp8 or fp8_ds_mla
+ *   q_nope        [T][h_q][512] fp16 for mla_fp16, else bf16; row of sequence i, position j is i * s_q + j
+ *   q_pe          [T][h_q][64] likewise
  *   seq_len       [n_seqs] tokens in the cache, the s_q new ones included; negative or too long counts as bad
  *   block_table   [n_seqs][table_width] int32; entries past ceil(len / P) are never read
  *   sm_scale      multiplies q.k; finite
+ *   kv_scale      mla_fp8: one fp32, what a stored 1.0 stands for; else not looked at
  *   parts         1..256: the tokens of a sequence are cut into this many equal ranges of ceil(len / parts), merged in
  *                 increasing order; 0 = chosen from the longest length (fixed_split: from table_width, so that the
  *                 result of a row does not depend on its neighbours)
- *   out           [T][h_q][512] of the view's type: softmax(sm_scale q.k) v
+ *   out           [T][h_q][512] of the queries' type: softmax(sm_scale q.k) v
  *   lse           [T][h_q] fp32, natural log of the sum of exponents
+ * k and v of mla_fp8 are kv_scale times e4m3: the bytes are widened exactly, kv_scale goes into sm_scale and the output
+ * (kernel-semantics 5.3).  Those of fp8_ds_mla are e4m3 times the fp32 scale of their 128 values, and 64 bf16.
  * Query j of s_q sees tokens 0 .. len - s_q + j (causal).  A query that sees nothing: out 0, lse -inf.
  * A table entry outside 0..n_blocks-1 is skipped with its tokens and counted in ret_bad; so is a bad length (as 0).
  * Accumulates in fp32 with a fixed order: equal inputs, parts and kernel id give equal bits whatever the strides, the
@@ -104,6 +117,7 @@ typedef struct kvs_mla_decode_args {
     uint32_t n_seqs, table_width, s_q, h_q, parts;
     uint32_t fixed_split; /* 0 or 1 */
     float sm_scale;
+    const float *kv_scale;
 } kvs_mla_decode_args;
 
 typedef struct kvs_mla_decode_result {

@@ -13,6 +13,10 @@
 extern "C" {
 #endif
 
+/* Lengths of n_seqs sequences and their rows of a block table. */
+kvs_status kvs_tables_check(const int32_t *seq_len, const int32_t *block_table, uint64_t table_stride,
+                            uint32_t table_width, uint32_t n_seqs, kvs_err *err);
+
 /* All of kvs_mla_write's arguments, and all of kvs_mla_write_layers'.  *ret_type: of the source, never 0. */
 kvs_status kvs_mla_write_check(const kvs_mla_write_args *a, uint32_t *ret_type, kvs_err *err);
 kvs_status kvs_mla_write_layers_check(const kvs_mla_write_layers_args *a, uint32_t *ret_type, kvs_err *err);

@@ -1,533 +1,63 @@
-/* MLA decode on a GPU, the portable path: mma.sync and cp.async, sm_80 and newer.
- *
- * A thread block takes 16 or 32 query rows (head fastest, then position) against one part of one sequence:
- *
- *   stages (2 or 3) of 32 tokens x 576 values, 16-byte chunks swizzled by the row so that ldmatrix has no conflicts
- *     |  scores: 4 warp pairs take 144 dimensions each, a warp of a pair 16 tokens; Q stays in registers
- *   S [4][rows][32] fp32, added in one order
- *     |  softmax: 16 or 8 threads a row, base 2
- *   P [rows][32] in the view's type
- *     |  values: a warp takes all rows and 64 dimensions; fp32 accumulators stay in registers
- *   out, or a partial result a part that merge_kernel joins in increasing order
+/* MLA decode on a GPU, the portable path: mma.sync and cp.async, sm_80 and newer.  Rows of 16-bit values by a block table
+ * come straight into the tiles that mla_mma.cuh works on; rows of fp8 take the way of mla_quantised.cuh.
  *
  * What a row adds up, and in which order, depends on its tokens, its length and parts: not on strides, pages,
  * neighbours or the other rows of its block.  A token that may not be read has zeros in its place and a weight of 0. */
 #include <cinttypes>
 #include <cmath>
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include "kernels/cuda_error.h"
 #include "kernels/cuda_kernels.h"
 #include "kernels/kernels_cuda.h"
 #include "kernels/mla_check.h"
+#include "kernels/mla_launch.cuh"
+#include "kernels/mla_mma.cuh"
+#include "kernels/mla_table.cuh"
 #include "proto/layout.h"
 
 namespace
 {
 
-enum {
-    THREADS = 256,
-    TILE = 32, /* tokens of a stage */
-    VALUE = 2, /* bytes */
-    LATENT = KVS_MLA_LATENT,
-    ROW = KVS_MLA_LATENT + KVS_MLA_ROPE,
-    ROW_BYTES = ROW * VALUE,
-    CHUNK = 16, /* bytes; ldmatrix reads rows of one chunk */
-    CHUNKS = ROW_BYTES / CHUNK,
-    LOADERS = THREADS / TILE, /* threads a row of a stage */
-    LATENT_CHUNKS = LATENT * VALUE / CHUNK,
-    SLICES = 4, /* of the 576 dimensions, for the scores */
-    STEPS = ROW / 16 / SLICES,
-    STAGE_BYTES = TILE * ROW_BYTES,
-    VALUE_TILES = LATENT / 8 / (THREADS / 32), /* n8 tiles of a warp */
-    S_PITCH = 40,                              /* floats: 8 rows apart are different banks */
-    P_PITCH = 40,                              /* values: likewise for ldmatrix */
-    MERGE_THREADS = 128,
-    TOKENS_A_FIXED_PART = 1024,
-    TOKENS_A_PART = 128, /* less is not worth a block */
-    MAX_AUTO_PARTS = 64,
-};
-
-struct decode_params {
-    kvs_mla_decode_args a;
-    float *part_out, *part_lse; /* [n_seqs * rows][parts][512], [..][parts]; used if parts > 1 */
-    uint32_t *bad;
-    float scale_log2;
-    uint32_t rows; /* s_q * h_q */
-    uint32_t row_blocks, parts;
-    uint32_t step_pages, step_tokens; /* from a tile to the next: TILE over and modulo tokens_per_block */
-    uint32_t q_aligned;               /* q_nope and q_pe: bases and strides are multiples of 16 */
-    uint32_t out_aligned;             /* out: of 8 */
-};
-
 /* MT: m16 tiles of query rows.  One tile a block leaves room for a second block, which works while the first one waits.
  * Two tiles do not: that block has a stage more, and scores the next tile while it weighs this one. */
-template <int MT> struct tile_shape {
+template <int MT> struct tile_shape : row_shape<MT, LATENT + KVS_MLA_ROPE> {
+    typedef row_shape<MT, LATENT + KVS_MLA_ROPE> base;
     enum {
         BLOCKS_A_PROCESSOR = MT == 1 ? 2 : 1,
-        ROWS = 16 * MT,
-        ROW_TILES = MT,
         AHEAD = MT == 1 ? 0 : 1, /* tiles scored before this one is weighed */
         STAGES = 2 + AHEAD,
-        THREADS_A_ROW = THREADS / ROWS,
-        TOKENS_A_THREAD = TILE / THREADS_A_ROW,
-        S_FLOATS = SLICES * ROWS * S_PITCH,
-        S_AT = STAGES * STAGE_BYTES,
-        P_AT = S_AT + (1 + AHEAD) * S_FLOATS * 4,
-        SCALE_AT = P_AT + ROWS * P_PITCH * VALUE,
-        SUM_AT = SCALE_AT + ROWS * 4,
-        VALID_AT = SUM_AT + ROWS * 4,
+        S_AT = STAGES * base::TILE_BYTES,
+        P_AT = S_AT + (1 + AHEAD) * base::S_FLOATS * 4,
+        SCALE_AT = P_AT + base::P_BYTES,
+        SUM_AT = SCALE_AT + base::ROWS * 4,
+        VALID_AT = SUM_AT + base::ROWS * 4,
         BYTES = VALID_AT + STAGES * TILE,
     };
 };
 typedef tile_shape<1> small_shape;
 typedef tile_shape<2> wide_shape;
 
-__device__ __forceinline__ uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-__device__ __forceinline__ void load_matrices(uint32_t r[4], uint32_t at)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-}
-
-__device__ __forceinline__ void load_matrices_transposed(uint32_t r[4], uint32_t at)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(at)
-                 : "memory");
-}
-
-template <bool FP16>
-__device__ __forceinline__ void multiply_add(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    if (FP16)
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                     "{%0,%1,%2,%3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-    else
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                     "{%0,%1,%2,%3};"
-                     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* 16 bytes, or 16 zeros if not `ok`: src is not read then. */
-__device__ __forceinline__ void copy_async(uint32_t dst, const uint8_t *src, bool ok)
-{
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(ok ? CHUNK : 0)
-                 : "memory");
-}
-
-__device__ __forceinline__ void copy_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int N> __device__ __forceinline__ void copy_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
-template <bool FP16> __device__ __forceinline__ uint32_t pack(float low, float high)
-{
-    uint32_t u;
-
-    if (FP16)
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(high), "f"(low));
-    return u;
-}
-
-/* Kept in a register: reading it anew takes longer than it looks. */
-__device__ __forceinline__ uint32_t thread_index()
-{
-    uint32_t i;
-
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
-    return i;
-}
-
-/* 2^x; below -126 it is 0, which also minus infinity gives. */
-__device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-/* Two or four values of an output row, which may start at any value. */
-__device__ __forceinline__ void store_pair(uint8_t *dst, uint32_t pair, uint32_t aligned)
-{
-    if (aligned) {
-        *reinterpret_cast<uint32_t *>(dst) = pair;
-        return;
-    }
-    reinterpret_cast<uint16_t *>(dst)[0] = (uint16_t)pair;
-    reinterpret_cast<uint16_t *>(dst)[1] = (uint16_t)(pair >> 16);
-}
-
-__device__ __forceinline__ uint8_t *operand_row(const kvs_strided &o, uint64_t token, uint64_t head)
-{
-    return o.base + token * o.token_stride + head * o.head_stride;
-}
-
-/* What a block works on. */
-struct job {
-    uint32_t seq, part, first, n_rows; /* rows first .. first + n_rows of the sequence's */
-    uint32_t len, begin, end;          /* tokens begin .. end */
-    bool counts;                       /* this block sees every token: it counts the bad ones */
-};
-
-__device__ __forceinline__ uint32_t seen_by(const decode_params &p, uint32_t row, uint32_t len)
-{
-    uint32_t hidden = p.a.s_q - 1 - row / p.a.h_q;
-
-    return len > hidden ? len - hidden : 0;
-}
-
-template <int ROWS> __device__ __forceinline__ job find_job(const decode_params &p)
-{
-    uint32_t row_block = blockIdx.x % p.row_blocks, rest = blockIdx.x / p.row_blocks, range, seen;
-    int32_t told;
-    bool good;
-    job j;
-
-    j.part = rest % p.parts;
-    j.seq = rest / p.parts;
-    j.first = row_block * ROWS;
-    j.n_rows = min((uint32_t)ROWS, p.rows - j.first);
-    j.counts = row_block == p.row_blocks - 1 && p.bad != nullptr;
-    told = p.a.seq_len[j.seq];
-    good = told >= 0 && (uint64_t)told <= (uint64_t)p.a.table_width * p.a.view.tokens_per_block;
-    if (!good && j.counts && j.part == 0 && threadIdx.x == 0)
-        atomicAdd(p.bad, 1u);
-    j.len = good ? (uint32_t)told : 0;
-    range = j.len / p.parts + (j.len % p.parts != 0);
-    seen = seen_by(p, j.first + j.n_rows - 1, j.len);
-    j.begin = j.part * range;
-    j.end = min(j.begin + range, seen);
-    return j;
-}
-
-/* What a loading thread does for a tile: a row of it.  The table is read a tile ahead, so that nobody waits for it, and
- * the place in the table moves on by additions: a division a tile would cost a tenth of the time. */
-struct load_plan {
-    uint32_t t, page, offset; /* token of the sequence; page of the table, token of the page */
-    int32_t block;            /* as the table has it */
-};
-
-__device__ __forceinline__ void read_table(const decode_params &p, const job &j, load_plan &l)
-{
-    if (l.t < j.end)
-        l.block = p.a.block_table[j.seq * p.a.table_stride + l.page];
-}
-
-__device__ __forceinline__ load_plan first_load(const decode_params &p, const job &j, uint32_t tid)
-{
-    uint32_t t = j.begin + tid / LOADERS;
-    kvs_view_place at = kvs_view_split(&p.a.view, t, KVS_SITE_MLA_DECODE);
-    load_plan l = {t, (uint32_t)at.page, at.token, -1};
-
-    read_table(p, j, l);
-    return l;
-}
-
-__device__ __forceinline__ void next_load(const decode_params &p, const job &j, load_plan &l)
-{
-    l.t += TILE;
-    l.page += p.step_pages;
-    l.offset += p.step_tokens;
-    if (l.offset >= kvs_view_tokens(&p.a.view, KVS_SITE_MLA_DECODE)) {
-        l.offset -= kvs_view_tokens(&p.a.view, KVS_SITE_MLA_DECODE);
-        l.page++;
-    }
-    read_table(p, j, l);
-}
-
 /* The planned tile into `stage`: LOADERS threads a row. */
-__device__ __forceinline__ void load_tile(const decode_params &p, const job &j, const load_plan &l, uint32_t tid,
+template <typename shape>
+__device__ __forceinline__ void load_tile(const attend_params &p, const job &j, const load_plan &l, uint32_t tid,
                                           uint8_t *stage, uint8_t *valid)
 {
-    static_assert(LOADERS % 8 == 0 && CHUNKS % LOADERS == 0, "a step of LOADERS chunks leaves the swizzle alone");
+    static_assert(LOADERS % 8 == 0 && shape::CHUNKS % LOADERS == 0,
+                  "a step of LOADERS chunks leaves the swizzle alone");
     uint32_t r = tid / LOADERS, c = tid % LOADERS;
-    uint32_t dst = shared_address(stage + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK);
-    bool wanted = l.t < j.end, ok = wanted && l.block >= 0 && (uint32_t)l.block < p.a.view.n_blocks;
-    const uint8_t *src =
-        (ok ? kvs_view_row(&p.a.view, (uint32_t)l.block, l.offset, KVS_SITE_MLA_DECODE) : p.a.view.base) + c * CHUNK;
+    uint32_t dst = shared_address(stage + r * shape::ROW_BYTES + (c ^ (r & 7)) * CHUNK);
+    bool wanted = l.t < j.end, ok = wanted && l.block >= 0 && (uint32_t)l.block < p.view.n_blocks;
+    const uint8_t *src = (ok ? kvs_view_row(&p.view, (uint32_t)l.block, l.offset, p.site) : p.view.base) + c * CHUNK;
 
     if (wanted && !ok && j.counts && l.offset == 0 && c == 0)
         atomicAdd(p.bad, 1u);
     if (c == 0)
         valid[r] = ok;
 #pragma unroll
-    for (int k = 0; k < CHUNKS; k += LOADERS)
+    for (int k = 0; k < shape::CHUNKS; k += LOADERS)
         copy_async(dst + k * CHUNK, src + k * CHUNK, ok);
-}
-
-__device__ __forceinline__ uint4 load_values(const uint8_t *src, uint32_t aligned)
-{
-    union {
-        uint4 whole;
-        uint16_t value[CHUNK / VALUE];
-    } u;
-
-    if (aligned)
-        return *reinterpret_cast<const uint4 *>(src);
-#pragma unroll
-    for (int i = 0; i < CHUNK / VALUE; i++)
-        u.value[i] = reinterpret_cast<const uint16_t *>(src)[i];
-    return u.whole;
-}
-
-/* Query rows into shared memory as a tile, then each warp's slice of dimensions into its registers. */
-template <typename shape>
-__device__ __forceinline__ void load_queries(const decode_params &p, const job &j, uint8_t *tile,
-                                             uint32_t q[shape::ROW_TILES][STEPS][4])
-{
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, slice = warp / 2;
-
-    for (uint32_t i = threadIdx.x; i < shape::ROWS * CHUNKS; i += THREADS) {
-        uint32_t r = i / CHUNKS, c = i % CHUNKS, row = j.first + r;
-        uint4 v = make_uint4(0, 0, 0, 0);
-
-        if (r < j.n_rows) {
-            uint64_t token = (uint64_t)j.seq * p.a.s_q + row / p.a.h_q, head = row % p.a.h_q;
-
-            v = c < LATENT_CHUNKS
-                    ? load_values(operand_row(p.a.q_nope, token, head) + c * CHUNK, p.q_aligned)
-                    : load_values(operand_row(p.a.q_pe, token, head) + (c - LATENT_CHUNKS) * CHUNK, p.q_aligned);
-        }
-        *reinterpret_cast<uint4 *>(tile + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK) = v;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int m = 0; m < shape::ROW_TILES; m++)
-#pragma unroll
-        for (int s = 0; s < STEPS; s++) {
-            uint32_t r = m * 16 + lane % 16;
-            uint32_t c = 8 * s + 2 * slice + lane / 16;
-
-            load_matrices(q[m][s], shared_address(tile + r * ROW_BYTES + (c ^ (r & 7)) * CHUNK));
-        }
-    __syncthreads();
-}
-
-/* Scores of this warp's rows and half the tile, over its dimensions. */
-template <typename shape, bool FP16>
-__device__ __forceinline__ void score_tile(const uint8_t *stage, const uint32_t q[shape::ROW_TILES][STEPS][4],
-                                           float *scores, uint32_t tid)
-{
-    uint32_t lane = tid % 32, warp = tid / 32, half = warp % 2;
-    uint32_t slice = warp / 2;
-    uint32_t token = half * 16 + lane % 8 + lane / 16 * 8, high = lane / 8 % 2, x = lane % 8;
-    uint32_t row = shared_address(stage + token * ROW_BYTES) + ((2 * slice + high) ^ x) * CHUNK;
-    float acc[shape::ROW_TILES][2][4] = {};
-
-#pragma unroll
-    for (int s = 0; s < STEPS; s++) {
-        uint32_t k[4];
-
-        load_matrices(k, row + s * 8 * CHUNK);
-#pragma unroll
-        for (int m = 0; m < shape::ROW_TILES; m++) {
-            multiply_add<FP16>(acc[m][0], q[m][s], k[0], k[1]);
-            multiply_add<FP16>(acc[m][1], q[m][s], k[2], k[3]);
-        }
-    }
-#pragma unroll
-    for (int m = 0; m < shape::ROW_TILES; m++)
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            uint32_t r = slice * shape::ROWS + m * 16 + lane / 4;
-            float *at = scores + r * S_PITCH + half * 16 + n * 8 + lane % 4 * 2;
-
-            *reinterpret_cast<float2 *>(at) = make_float2(acc[m][n][0], acc[m][n][1]);
-            *reinterpret_cast<float2 *>(at + 8 * S_PITCH) = make_float2(acc[m][n][2], acc[m][n][3]);
-        }
-}
-
-/* The running state of a row, in base 2, held by each of the threads that share the row. */
-struct row_state {
-    float max, sum;
-};
-
-/* Neighbours that are read at once. */
-template <typename T, int N> struct alignas(sizeof(T) * N) token_run {
-    T at[N];
-};
-
-template <typename shape, bool FP16>
-__device__ __forceinline__ void weigh_tile(const float *scores, const uint8_t *valid, uint32_t visible,
-                                           float scale_log2, row_state &state, uint8_t *weights, float *rescale,
-                                           uint32_t tid)
-{
-    uint32_t row = tid / shape::THREADS_A_ROW, lane = tid % shape::THREADS_A_ROW;
-    uint32_t first = lane * shape::TOKENS_A_THREAD;
-    float s[shape::TOKENS_A_THREAD], top = -INFINITY, sum = 0, scale, zero;
-    token_run<float, shape::TOKENS_A_THREAD> part[SLICES];
-    token_run<uint8_t, shape::TOKENS_A_THREAD> may;
-
-#pragma unroll
-    for (int i = 0; i < SLICES; i++)
-        part[i] = *reinterpret_cast<const token_run<float, shape::TOKENS_A_THREAD> *>(
-            scores + (i * shape::ROWS + row) * S_PITCH + first);
-    may = *reinterpret_cast<const token_run<uint8_t, shape::TOKENS_A_THREAD> *>(valid + first);
-#pragma unroll
-    for (int i = 0; i < shape::TOKENS_A_THREAD; i++) {
-        float v = ((part[0].at[i] + part[1].at[i]) + (part[2].at[i] + part[3].at[i])) * scale_log2;
-
-        s[i] = first + i < visible && may.at[i] ? v : -INFINITY;
-        top = fmaxf(top, s[i]);
-    }
-#pragma unroll
-    for (int i = shape::THREADS_A_ROW / 2; i > 0; i /= 2)
-        top = fmaxf(top, __shfl_xor_sync(0xFFFFFFFFu, top, i));
-    top = fmaxf(state.max, top);
-    zero = top == -INFINITY ? 0.0f : top; /* nothing seen so far: all weights are 2^-inf */
-    scale = exp2_fast(state.max - zero);
-#pragma unroll
-    for (int i = 0; i < shape::TOKENS_A_THREAD; i++) {
-        s[i] = exp2_fast(s[i] - zero);
-        sum += s[i];
-    }
-#pragma unroll
-    for (int i = shape::THREADS_A_ROW / 2; i > 0; i /= 2)
-        sum += __shfl_xor_sync(0xFFFFFFFFu, sum, i);
-    state.max = top;
-    state.sum = state.sum * scale + sum;
-    if (lane == 0)
-        rescale[row] = scale;
-#pragma unroll
-    for (int i = 0; i < shape::TOKENS_A_THREAD; i += 2)
-        *reinterpret_cast<uint32_t *>(weights + (row * P_PITCH + first + i) * VALUE) = pack<FP16>(s[i], s[i + 1]);
-}
-
-/* The sums of a warp: all rows, VALUE_TILES * 8 dimensions. */
-template <typename shape> struct sums_of {
-    float at[shape::ROW_TILES][VALUE_TILES][4];
-};
-
-/* acc = acc * rescale + weights . values */
-template <typename shape, bool FP16>
-__device__ __forceinline__ void add_values(const uint8_t *stage, const uint8_t *weights, const float *rescale,
-                                           sums_of<shape> &acc, uint32_t tid)
-{
-    uint32_t lane = tid % 32, warp = tid / 32;
-    uint32_t token = lane % 8 + lane / 8 % 2 * 8, high = lane / 16, x = lane % 8;
-    uint32_t row = shared_address(stage + token * ROW_BYTES);
-
-#pragma unroll
-    for (int m = 0; m < shape::ROW_TILES; m++) {
-        float upper = rescale[m * 16 + lane / 4], lower = rescale[m * 16 + lane / 4 + 8];
-
-        if (!__any_sync(0xFFFFFFFFu, upper != 1 || lower != 1))
-            continue; /* no new maximum, as in most tiles: times one changes nothing */
-#pragma unroll
-        for (int n = 0; n < VALUE_TILES; n++) {
-            acc.at[m][n][0] *= upper;
-            acc.at[m][n][1] *= upper;
-            acc.at[m][n][2] *= lower;
-            acc.at[m][n][3] *= lower;
-        }
-    }
-#pragma unroll
-    for (int k = 0; k < TILE / 16; k++) {
-        uint32_t w[shape::ROW_TILES][4];
-
-#pragma unroll
-        for (int m = 0; m < shape::ROW_TILES; m++)
-            load_matrices(w[m],
-                          shared_address(weights + ((m * 16 + lane % 16) * P_PITCH + k * 16 + lane / 16 * 8) * VALUE));
-#pragma unroll
-        for (int n = 0; n < VALUE_TILES; n += 2) {
-            uint32_t v[4];
-
-            load_matrices_transposed(v, row + k * 16 * ROW_BYTES + ((warp * VALUE_TILES + n + high) ^ x) * CHUNK);
-#pragma unroll
-            for (int m = 0; m < shape::ROW_TILES; m++) {
-                multiply_add<FP16>(acc.at[m][n], w[m], v[0], v[1]);
-                multiply_add<FP16>(acc.at[m][n + 1], w[m], v[2], v[3]);
-            }
-        }
-    }
-}
-
-__device__ __forceinline__ uint64_t partial_at(const decode_params &p, const job &j, uint32_t r)
-{
-    return ((uint64_t)j.seq * p.rows + j.first + r) * p.parts + j.part;
-}
-
-__device__ __forceinline__ void put_lse(const decode_params &p, const job &j, uint32_t r, float lse)
-{
-    uint32_t row = j.first + r;
-
-    if (p.parts > 1)
-        p.part_lse[partial_at(p, j, r)] = lse;
-    else
-        *reinterpret_cast<float *>(operand_row(p.a.lse, (uint64_t)j.seq * p.a.s_q + row / p.a.h_q, row % p.a.h_q)) =
-            lse;
-}
-
-/* Dimensions d and d + 1 of row r, already divided by its sum. */
-template <bool FP16>
-__device__ __forceinline__ void put_values(const decode_params &p, const job &j, uint32_t r, uint32_t d, float v0,
-                                           float v1)
-{
-    uint32_t row = j.first + r;
-
-    if (p.parts > 1)
-        *reinterpret_cast<float2 *>(p.part_out + partial_at(p, j, r) * LATENT + d) = make_float2(v0, v1);
-    else
-        store_pair(operand_row(p.a.out, (uint64_t)j.seq * p.a.s_q + row / p.a.h_q, row % p.a.h_q) + d * VALUE,
-                   pack<FP16>(v0, v1), p.out_aligned);
-}
-
-/* A part without tokens: its LSE says so, and merging does not look at its values. */
-template <bool FP16> __device__ __forceinline__ void put_nothing(const decode_params &p, const job &j)
-{
-    for (uint32_t r = threadIdx.x; r < j.n_rows; r += THREADS)
-        put_lse(p, j, r, -INFINITY);
-    if (p.parts > 1)
-        return;
-    for (uint32_t i = threadIdx.x; i < j.n_rows * LATENT / 2; i += THREADS)
-        put_values<FP16>(p, j, i / (LATENT / 2), i % (LATENT / 2) * 2, 0, 0);
-}
-
-template <typename shape, bool FP16>
-__device__ __forceinline__ void put_results(const decode_params &p, const job &j, const float *sums,
-                                            const sums_of<shape> &acc)
-{
-    uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-
-#pragma unroll
-    for (int m = 0; m < shape::ROW_TILES; m++)
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            uint32_t r = m * 16 + h * 8 + lane / 4;
-            bool nothing = sums[r] == 0;
-            float factor = 1 / sums[r];
-
-            if (r >= j.n_rows)
-                continue;
-#pragma unroll
-            for (int n = 0; n < VALUE_TILES; n++)
-                put_values<FP16>(p, j, r, (warp * VALUE_TILES + n) * 8 + lane % 4 * 2,
-                                 nothing ? 0 : acc.at[m][n][2 * h] * factor,
-                                 nothing ? 0 : acc.at[m][n][2 * h + 1] * factor);
-        }
 }
 
 /* Where everything lies in a block's shared memory. */
@@ -544,7 +74,7 @@ template <typename shape> struct shared_parts {
     }
     __device__ __forceinline__ uint8_t *stage(uint32_t i) const
     {
-        return stages + i * STAGE_BYTES;
+        return stages + i * shape::TILE_BYTES;
     }
     __device__ __forceinline__ uint8_t *valid_of(uint32_t i) const
     {
@@ -558,24 +88,24 @@ template <typename shape> struct shared_parts {
 
 /* Load tile `i` as planned into stage `s`, then plan the one behind it. */
 template <typename shape>
-__device__ __forceinline__ void load_next(const decode_params &p, const job &j, uint32_t i, uint32_t s, load_plan &plan,
+__device__ __forceinline__ void load_next(const attend_params &p, const job &j, uint32_t i, uint32_t s, load_plan &plan,
                                           uint32_t tid, const shared_parts<shape> &at)
 {
     if (j.begin + i * TILE < j.end)
-        load_tile(p, j, plan, tid, at.stage(s), at.valid_of(s));
+        load_tile<shape>(p, j, plan, tid, at.stage(s), at.valid_of(s));
     copy_commit(); /* also an empty group: the waits count groups */
     next_load(p, j, plan);
 }
 
 template <typename shape, bool FP16>
 __global__ void __launch_bounds__(THREADS, shape::BLOCKS_A_PROCESSOR)
-    decode_kernel(const __grid_constant__ decode_params p)
+    decode_kernel(const __grid_constant__ attend_params p)
 {
     extern __shared__ __align__(128) uint8_t shared[];
     const shared_parts<shape> at(shared);
     const job j = find_job<shape::ROWS>(p);
     const uint32_t tid = thread_index(), row = tid / shape::THREADS_A_ROW;
-    uint32_t q[shape::ROW_TILES][STEPS][4], n_tiles, seen;
+    uint32_t q[shape::ROW_TILES][shape::STEPS][4], n_tiles, seen;
     sums_of<shape> acc = {};
     row_state state = {-INFINITY, 0};
     load_plan plan;
@@ -586,7 +116,7 @@ __global__ void __launch_bounds__(THREADS, shape::BLOCKS_A_PROCESSOR)
     }
     plan = first_load(p, j, tid);
     load_queries<shape>(p, j, at.stage(shape::STAGES - 1), q);
-    seen = row < j.n_rows ? min(seen_by(p, j.first + row, j.len), j.end) : 0;
+    seen = row < j.n_rows ? min(seen_by(p, j, j.first + row), j.end) : 0;
     n_tiles = (j.end - j.begin + TILE - 1) / TILE;
     for (uint32_t i = 0; i < shape::STAGES - 1; i++)
         load_next<shape>(p, j, i, i, plan, tid, at);
@@ -626,80 +156,6 @@ __global__ void __launch_bounds__(THREADS, shape::BLOCKS_A_PROCESSOR)
     put_results<shape, FP16>(p, j, at.sums, acc);
 }
 
-/* One block a row: the weight of each part from its LSE, then the parts in increasing order.  A part without tokens is
- * not read: nothing was written there. */
-template <bool FP16>
-__global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ decode_params p)
-{
-    __shared__ float weights[KVS_MLA_MAX_PARTS];
-    uint32_t seq = blockIdx.x / p.rows, row = blockIdx.x % p.rows, d = threadIdx.x * 4;
-    uint64_t token = (uint64_t)seq * p.a.s_q + row / p.a.h_q, head = row % p.a.h_q, at = (uint64_t)blockIdx.x * p.parts;
-    uint8_t *out = operand_row(p.a.out, token, head) + d * VALUE;
-    float top = -INFINITY, sum = 0, v[4] = {0, 0, 0, 0};
-
-    for (uint32_t i = threadIdx.x; i < p.parts; i += MERGE_THREADS)
-        weights[i] = p.part_lse[at + i];
-    __syncthreads();
-    for (uint32_t i = 0; i < p.parts; i++)
-        top = fmaxf(top, weights[i]);
-    __syncthreads();
-    for (uint32_t i = threadIdx.x; i < p.parts; i += MERGE_THREADS)
-        weights[i] = weights[i] == -INFINITY ? 0 : expf(weights[i] - top);
-    __syncthreads();
-#pragma unroll 8
-    for (uint32_t i = 0; i < p.parts; i++) {
-        float w = weights[i];
-        float4 x = make_float4(0, 0, 0, 0);
-
-        if (w != 0)
-            x = *reinterpret_cast<const float4 *>(p.part_out + (at + i) * LATENT + d);
-        sum += w;
-        v[0] += w * x.x;
-        v[1] += w * x.y;
-        v[2] += w * x.z;
-        v[3] += w * x.w;
-    }
-    if (sum != 0)
-        for (int i = 0; i < 4; i++)
-            v[i] /= sum;
-    store_pair(out, pack<FP16>(v[0], v[1]), p.out_aligned);
-    store_pair(out + 4, pack<FP16>(v[2], v[3]), p.out_aligned);
-    if (threadIdx.x == 0)
-        *reinterpret_cast<float *>(operand_row(p.a.lse, token, head)) = sum == 0 ? -INFINITY : top + logf(sum);
-}
-
-bool is_aligned(const kvs_strided &o, uint64_t n)
-{
-    return (reinterpret_cast<uintptr_t>(o.base) | o.token_stride | o.head_stride) % n == 0;
-}
-
-/* Two m16 tiles a block where rows and shared memory allow. */
-uint32_t rows_a_block(const kvs_mla_decode_args *a)
-{
-    int device = 0, bytes = 0;
-
-    if (a->s_q * a->h_q <= 16 || cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess)
-        return 16;
-    return bytes >= wide_shape::BYTES ? 32 : 16;
-}
-
-/* Blocks that run at once: what parts should fill. */
-uint64_t resident_blocks(uint32_t rows)
-{
-    int device = 0, processors = 0;
-
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
-        return 1;
-    return (uint64_t)processors * (rows == 16 ? 2 : 1);
-}
-
-uint64_t partials(const kvs_mla_decode_args *a, uint32_t parts)
-{
-    return parts > 1 ? (uint64_t)a->n_seqs * a->s_q * a->h_q * parts : 0;
-}
-
 template <typename shape, bool FP16> cudaError_t kernel_init()
 {
     int device = 0, bytes = 0;
@@ -715,26 +171,76 @@ template <typename shape, bool FP16> cudaError_t kernel_init()
     return e;
 }
 
-template <bool FP16> cudaError_t launch(const decode_params &p, uint32_t rows, uint64_t blocks, cudaStream_t stream)
+template <bool FP16> cudaError_t launch(const attend_params &p, uint32_t rows, uint64_t blocks, cudaStream_t stream)
 {
-    cudaError_t e;
-
     if (rows == wide_shape::ROWS)
         decode_kernel<wide_shape, FP16><<<(unsigned)blocks, THREADS, wide_shape::BYTES, stream>>>(p);
     else
         decode_kernel<small_shape, FP16><<<(unsigned)blocks, THREADS, small_shape::BYTES, stream>>>(p);
-    e = cudaGetLastError();
-    if (e != cudaSuccess || p.parts == 1)
-        return e;
-    merge_kernel<FP16><<<p.a.n_seqs * p.rows, MERGE_THREADS, 0, stream>>>(p);
     return cudaGetLastError();
+}
+
+bool is_16_bit(uint32_t format)
+{
+    return format == KVS_FORMAT_mla_bf16 || format == KVS_FORMAT_mla_fp16;
+}
+
+uint32_t rows_a_block(const kvs_mla_decode_args *a)
+{
+    return mla_rows_a_block(a->s_q * a->h_q, mla_dense_wide_bytes(a->view.format));
+}
+
+attend_params params_of(const kvs_mla_decode_args *a, uint32_t *ret_bad)
+{
+    const kvs_site site = is_16_bit(a->view.format) ? KVS_SITE_MLA_DECODE : KVS_SITE_MLA_DECODE_FP8;
+    attend_params p = {};
+
+    p.view = a->view;
+    p.site = site;
+    p.q_nope = a->q_nope;
+    p.q_pe = a->q_pe;
+    p.out = a->out;
+    p.lse = a->lse;
+    p.length = a->seq_len;
+    p.list = a->block_table;
+    p.list_stride = a->table_stride;
+    p.list_width = a->table_width;
+    p.n_units = a->n_seqs;
+    p.s_q = a->s_q;
+    p.h_q = a->h_q;
+    p.units_a_length = 1;
+    p.parts = kvs_mla_decode_cuda_parts(a);
+    p.step_pages = TILE / kvs_view_tokens(&a->view, site);
+    p.step_tokens = TILE % kvs_view_tokens(&a->view, site);
+    p.bad = ret_bad;
+    p.scale_log2 = a->sm_scale * 1.44269504f;
+    p.kv_scale = a->view.format == KVS_FORMAT_mla_fp8 ? a->kv_scale : nullptr;
+    return p;
 }
 
 } // namespace
 
+int mla_dense_wide_bytes(uint32_t format)
+{
+    return is_16_bit(format) ? (int)wide_shape::BYTES : mla_decode_fp8_wide_bytes();
+}
+
+cudaError_t mla_dense_launch(const attend_params &p, uint32_t rows, uint64_t blocks, cudaStream_t stream)
+{
+    const bool is_fp16 = p.view.format == KVS_FORMAT_mla_fp16;
+    cudaError_t e;
+
+    if (is_fp16)
+        e = launch<true>(p, rows, blocks, stream);
+    else if (p.view.format == KVS_FORMAT_mla_bf16)
+        e = launch<false>(p, rows, blocks, stream);
+    else
+        e = mla_decode_fp8_launch(p, rows, blocks, stream);
+    return e != cudaSuccess || p.parts == 1 ? e : mla_join_launch(p, is_fp16, stream);
+}
+
 extern "C" kvs_status kvs_mla_decode_cuda_init(kvs_err *err)
 {
-    cudaFuncAttributes attributes;
     cudaError_t e = kernel_init<small_shape, false>();
 
     if (e == cudaSuccess)
@@ -744,28 +250,19 @@ extern "C" kvs_status kvs_mla_decode_cuda_init(kvs_err *err)
     if (e == cudaSuccess)
         e = kernel_init<wide_shape, true>();
     if (e == cudaSuccess)
-        e = cudaFuncGetAttributes(&attributes, merge_kernel<false>);
+        e = mla_decode_fp8_init();
     if (e == cudaSuccess)
-        e = cudaFuncGetAttributes(&attributes, merge_kernel<true>);
+        e = mla_join_init();
     return e == cudaSuccess ? KVS_OK : kvs_cuda_fail(err, "cudaFuncGetAttributes(mla_decode)", e);
 }
 
 extern "C" uint32_t kvs_mla_decode_cuda_parts(const kvs_mla_decode_args *a)
 {
-    uint64_t longest = (uint64_t)a->table_width * a->view.tokens_per_block, parts, most, blocks;
-    uint32_t rows = rows_a_block(a);
+    uint64_t longest = (uint64_t)a->table_width * a->view.tokens_per_block;
 
     if (a->parts > 0)
         return a->parts;
-    if (a->fixed_split)
-        parts = (longest + TOKENS_A_FIXED_PART - 1) / TOKENS_A_FIXED_PART;
-    else {
-        blocks = (uint64_t)a->n_seqs * ((a->s_q * a->h_q + rows - 1) / rows);
-        most = (longest + TOKENS_A_PART - 1) / TOKENS_A_PART;
-        parts = blocks > 0 ? resident_blocks(rows) / blocks : 1;
-        parts = parts < most ? parts : most;
-    }
-    return parts < 1 ? 1 : parts > MAX_AUTO_PARTS ? (uint32_t)MAX_AUTO_PARTS : (uint32_t)parts;
+    return mla_auto_parts(a->n_seqs, a->s_q * a->h_q, rows_a_block(a), longest, a->fixed_split != 0);
 }
 
 extern "C" uint64_t kvs_mla_decode_cuda_workspace(const kvs_mla_decode_args *a)
@@ -773,7 +270,7 @@ extern "C" uint64_t kvs_mla_decode_cuda_workspace(const kvs_mla_decode_args *a)
     if (a->s_q < 1 || a->s_q > KVS_MLA_MAX_SQ || a->h_q < 1 || a->h_q > KVS_MLA_MAX_HEADS ||
         a->parts > KVS_MLA_MAX_PARTS)
         return 0;
-    return partials(a, kvs_mla_decode_cuda_parts(a)) * (LATENT + 1) * sizeof(float);
+    return mla_workspace(mla_partials(a->n_seqs, a->s_q * a->h_q, kvs_mla_decode_cuda_parts(a)));
 }
 
 extern "C" kvs_status kvs_mla_decode_cuda(const kvs_mla_decode_args *a, void *workspace, uint64_t workspace_bytes,
@@ -781,41 +278,20 @@ extern "C" kvs_status kvs_mla_decode_cuda(const kvs_mla_decode_args *a, void *wo
                                           kvs_err *err)
 {
     kvs_status s = kvs_mla_decode_check(a, err);
-    decode_params p = {};
-    uint32_t rows = rows_a_block(a);
-    uint64_t blocks, need = kvs_mla_decode_cuda_workspace(a);
+    attend_params p;
+    uint64_t blocks = 0;
     cudaError_t e = cudaSuccess;
 
     if (s != KVS_OK)
         return s;
-    if (need > 0 &&
-        (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 16 != 0 || workspace_bytes < need))
-        return kvs_fail(err, KVS_E_LIMIT,
-                        "workspace: %" PRIu64 " bytes at %p, %" PRIu64 " at a multiple of 16 are needed",
-                        workspace_bytes, workspace, need);
-    p.a = *a;
-    p.rows = a->s_q * a->h_q;
-    p.row_blocks = (p.rows + rows - 1) / rows;
-    p.parts = kvs_mla_decode_cuda_parts(a);
-    p.step_pages = TILE / kvs_view_tokens(&a->view, KVS_SITE_MLA_DECODE);
-    p.step_tokens = TILE % kvs_view_tokens(&a->view, KVS_SITE_MLA_DECODE);
-    p.bad = ret_bad;
-    p.part_out = static_cast<float *>(workspace);
-    p.part_lse = p.part_out + partials(a, p.parts) * LATENT;
-    p.scale_log2 = a->sm_scale * 1.44269504f;
-    p.q_aligned = is_aligned(a->q_nope, 16) && is_aligned(a->q_pe, 16);
-    p.out_aligned = is_aligned(a->out, 8);
-    blocks = (uint64_t)a->n_seqs * p.row_blocks * p.parts;
-    if (blocks > INT32_MAX || (uint64_t)a->n_seqs * p.rows > INT32_MAX)
-        return kvs_fail(err, KVS_E_LIMIT,
-                        "decode: %" PRIu32 " sequences of %" PRIu32 " rows and %" PRIu32
-                        " parts need more than %d thread blocks",
-                        a->n_seqs, p.rows, p.parts, INT32_MAX);
+    p = params_of(a, ret_bad);
+    s = mla_launch_fill(&p, rows_a_block(a), workspace, workspace_bytes, &blocks, err);
+    if (s != KVS_OK)
+        return s;
     if (ret_bad != nullptr)
         e = cudaMemsetAsync(ret_bad, 0, sizeof *ret_bad, stream);
     if (e == cudaSuccess && blocks > 0)
-        e = a->view.format == KVS_FORMAT_mla_fp16 ? launch<true>(p, rows, blocks, stream)
-                                                  : launch<false>(p, rows, blocks, stream);
+        e = mla_dense_launch(p, rows_a_block(a), blocks, stream);
     if (e != cudaSuccess)
         return kvs_cuda_fail(err, "mla_decode launch", e);
     *ret = kvs_mla_decode_result{p.parts, KVS_KERNEL_MLA_DECODE_MMA, 0};

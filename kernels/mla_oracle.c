@@ -8,7 +8,7 @@
 
 #include "proto/layout.h"
 
-enum { ROW = KVS_MLA_LATENT + KVS_MLA_ROPE };
+enum { LATENT = KVS_MLA_LATENT, ROPE = KVS_MLA_ROPE, MAX_ROW = LATENT + ROPE };
 
 /* Both formats: sign, exponent, fraction; they differ in the widths only. */
 typedef struct half_shape {
@@ -60,70 +60,34 @@ uint16_t oracle_bits(uint32_t format, double value)
     return sign | low;
 }
 
+double oracle_e4m3(uint8_t bits)
+{
+    int exponent = bits >> 3 & 15, fraction = bits & 7;
+    double sign = (bits & 0x80) != 0 ? -1.0 : 1.0;
+
+    if ((bits & 0x7F) == 0x7F)
+        return (double)NAN;
+    return exponent == 0 ? sign * ldexp(fraction, -9) : sign * ldexp(8 + fraction, exponent - 10);
+}
+
+/* 2^(code - 127). */
+static double power_of_two(uint8_t code)
+{
+    return code == 255 ? (double)NAN : ldexp(1, code - 127);
+}
+
+/* What queries and results are made of. */
+static uint32_t query_format(uint32_t format)
+{
+    return format == KVS_FORMAT_mla_fp16 ? KVS_FORMAT_mla_fp16 : KVS_FORMAT_mla_bf16;
+}
+
 static double value_at(uint32_t format, const uint8_t *row, int i)
 {
     uint16_t bits;
 
     memcpy(&bits, row + 2 * i, sizeof bits);
-    return oracle_value(format, bits);
-}
-
-static const uint8_t *row_of(const kvs_mla_decode_args *a, uint32_t seq, uint64_t token)
-{
-    int32_t block = a->block_table[seq * a->table_stride + token / a->view.tokens_per_block];
-
-    if (block < 0 || (uint32_t)block >= a->view.n_blocks)
-        return NULL;
-    return a->view.base + (uint64_t)block * a->view.block_stride + token % a->view.tokens_per_block * a->view.row_bytes;
-}
-
-/* One query row over `seen` tokens: the plain definition of softmax.  values: of all 16-bit patterns. */
-static void attend(const kvs_mla_decode_args *a, const double *values, double *weights, uint32_t seq, uint64_t seen,
-                   const double *q, double *out, double *lse)
-{
-    double max = -(double)INFINITY, sum = 0;
-    uint16_t bits[ROW];
-
-    memset(out, 0, KVS_MLA_LATENT * sizeof *out);
-    for (uint64_t t = 0; t < seen; t++) {
-        weights[t] = -(double)INFINITY;
-        if (row_of(a, seq, t) == NULL)
-            continue;
-        memcpy(bits, row_of(a, seq, t), sizeof bits);
-        weights[t] = 0;
-        for (int i = 0; i < ROW; i++)
-            weights[t] += q[i] * values[bits[i]];
-        weights[t] *= (double)a->sm_scale;
-        max = fmax(max, weights[t]);
-    }
-    *lse = -(double)INFINITY;
-    if (max == -(double)INFINITY)
-        return;
-    for (uint64_t t = 0; t < seen; t++) {
-        if (row_of(a, seq, t) == NULL)
-            continue;
-        memcpy(bits, row_of(a, seq, t), sizeof bits);
-        weights[t] = exp(weights[t] - max);
-        sum += weights[t];
-        for (int i = 0; i < KVS_MLA_LATENT; i++)
-            out[i] += weights[t] * values[bits[i]];
-    }
-    for (int i = 0; i < KVS_MLA_LATENT; i++)
-        out[i] /= sum;
-    *lse = max + log(sum);
-}
-
-static uint64_t length_of(const kvs_mla_decode_args *a, uint32_t seq, uint32_t *bad)
-{
-    int64_t len = a->seq_len[seq], most = (int64_t)a->table_width * a->view.tokens_per_block;
-
-    if (len < 0 || len > most) {
-        ++*bad;
-        return 0;
-    }
-    for (int64_t t = 0; t < len; t += a->view.tokens_per_block)
-        *bad += row_of(a, seq, (uint64_t)t) == NULL;
-    return (uint64_t)len;
+    return oracle_value(query_format(format), bits);
 }
 
 static const uint8_t *operand(const kvs_strided *o, uint64_t token, uint64_t head)
@@ -131,48 +95,229 @@ static const uint8_t *operand(const kvs_strided *o, uint64_t token, uint64_t hea
     return o->base + token * o->token_stride + head * o->head_stride;
 }
 
-/* The query rows of one sequence. */
-static void sequence(const kvs_mla_decode_args *a, const double *values, double *weights, uint32_t seq, uint64_t len,
-                     double *out, double *lse)
-{
-    for (uint32_t j = 0; j < a->s_q; j++)
-        for (uint32_t h = 0; h < a->h_q; h++) {
-            uint64_t token = (uint64_t)seq * a->s_q + j, row = token * a->h_q + h;
-            int64_t seen = (int64_t)len - a->s_q + j + 1;
-            double q[ROW];
+/* --- rows of the cache --- */
 
-            for (int i = 0; i < KVS_MLA_LATENT; i++)
-                q[i] = value_at(a->view.format, operand(&a->q_nope, token, h), i);
-            for (int i = 0; i < KVS_MLA_ROPE; i++)
-                q[KVS_MLA_LATENT + i] = value_at(a->view.format, operand(&a->q_pe, token, h), i);
-            attend(a, values, weights, seq, seen > 0 ? (uint64_t)seen : 0, q, out + row * KVS_MLA_LATENT, lse + row);
-        }
+/* All that one answer needs; tables make it fast. */
+typedef struct oracle {
+    kvs_view view;
+    double sm_scale, kv_scale;
+    const float *sink;
+    double *halves;    /* values of all 16-bit patterns */
+    double bytes[256]; /* of e4m3 */
+    double *rows;      /* [longest][MAX_ROW] of the unit at hand */
+    bool *there;       /* [longest] */
+    double *weights;   /* [longest] */
+} oracle;
+
+/* Bytes of a token in the second array of a page. */
+static uint64_t tail_bytes(uint32_t format)
+{
+    return format == KVS_FORMAT_fp8_blk584 ? 8 : format == KVS_FORMAT_fp8_blk528 ? 16 : 0;
+}
+
+static double half_at(const oracle *o, const uint8_t *p)
+{
+    uint16_t bits;
+
+    memcpy(&bits, p, sizeof bits);
+    return o->halves[bits];
+}
+
+/* Value i of a token: section 1.4 of the formats, one value at a time. */
+static double value_of(const oracle *o, const uint8_t *row, const uint8_t *tail, int i)
+{
+    float scale;
+
+    switch (o->view.format) {
+    case KVS_FORMAT_mla_fp8:
+        return o->bytes[row[i]] * o->kv_scale;
+    case KVS_FORMAT_fp8_ds_mla:
+        if (i >= 512)
+            return half_at(o, row + 528 + 2 * (i - 512));
+        memcpy(&scale, row + 512 + i / 128 * 4, sizeof scale);
+        return o->bytes[row[i]] * (double)scale;
+    case KVS_FORMAT_fp8_blk584:
+        return i < 448 ? o->bytes[row[i]] * power_of_two(tail[i / 64]) : half_at(o, row + 448 + 2 * (i - 448));
+    case KVS_FORMAT_fp8_blk528:
+        return o->bytes[row[i]] * power_of_two(tail[i / 32]);
+    default:
+        return half_at(o, row + 2 * i);
+    }
+}
+
+static int dims_of(uint32_t format)
+{
+    return tail_bytes(format) > 0 ? LATENT : MAX_ROW;
+}
+
+/* Token `token` of block `block` becomes token t of the unit; a block outside the view: no token. */
+static void take_token(const oracle *o, uint64_t t, int64_t block, uint64_t token)
+{
+    const uint8_t *page, *row, *tail;
+
+    o->there[t] = block >= 0 && block < (int64_t)o->view.n_blocks;
+    if (!o->there[t])
+        return;
+    page = o->view.base + (uint64_t)block * o->view.block_stride;
+    row = page + token * o->view.row_bytes;
+    tail = page + (uint64_t)o->view.tokens_per_block * o->view.row_bytes + token * tail_bytes(o->view.format);
+    for (int i = 0; i < dims_of(o->view.format); i++)
+        o->rows[t * MAX_ROW + (uint64_t)i] = value_of(o, row, tail, i);
+}
+
+static void oracle_open(oracle *o, const kvs_view *v, uint64_t longest)
+{
+    o->view = *v;
+    o->halves = malloc(65536 * sizeof *o->halves);
+    o->rows = malloc((longest + 1) * MAX_ROW * sizeof *o->rows);
+    o->there = malloc((longest + 1) * sizeof *o->there);
+    o->weights = malloc((longest + 1) * sizeof *o->weights);
+    if (o->halves == NULL || o->rows == NULL || o->there == NULL || o->weights == NULL)
+        abort(); /* no test can go on */
+    for (uint32_t i = 0; i < 65536; i++)
+        o->halves[i] = oracle_value(query_format(v->format), (uint16_t)i);
+    for (uint32_t i = 0; i < 256; i++)
+        o->bytes[i] = oracle_e4m3((uint8_t)i);
+}
+
+static void oracle_close(oracle *o)
+{
+    free(o->halves);
+    free(o->rows);
+    free(o->there);
+    free(o->weights);
+}
+
+/* --- attention --- */
+
+/* One query row over the unit's first `seen` tokens: the plain definition of softmax, then what the sink leaves. */
+static void attend(const oracle *o, uint64_t seen, const double *q, uint32_t head, double *out, double *lse)
+{
+    const int dims = dims_of(o->view.format);
+    double max = -(double)INFINITY, sum = 0, *weights = o->weights;
+
+    memset(out, 0, LATENT * sizeof *out);
+    for (uint64_t t = 0; t < seen; t++) {
+        const double *row = o->rows + t * MAX_ROW;
+
+        if (!o->there[t])
+            continue;
+        weights[t] = 0;
+        for (int i = 0; i < dims; i++)
+            weights[t] += q[i] * row[i];
+        weights[t] *= o->sm_scale;
+        max = fmax(max, weights[t]);
+    }
+    *lse = -(double)INFINITY;
+    if (max == -(double)INFINITY)
+        return;
+    for (uint64_t t = 0; t < seen; t++) {
+        const double *row = o->rows + t * MAX_ROW;
+
+        if (!o->there[t])
+            continue;
+        weights[t] = exp(weights[t] - max);
+        sum += weights[t];
+        for (int i = 0; i < LATENT; i++)
+            out[i] += weights[t] * row[i];
+    }
+    *lse = max + log(sum);
+    for (int i = 0; i < LATENT; i++)
+        out[i] /= sum * (o->sink != NULL ? 1 + exp((double)o->sink[head] - *lse) : 1);
+}
+
+static void read_query(uint32_t format, const uint8_t *nope, const uint8_t *pe, double q[MAX_ROW])
+{
+    const int n = dims_of(format) - ROPE;
+
+    for (int i = 0; i < n; i++)
+        q[i] = value_at(format, nope, i);
+    for (int i = 0; i < ROPE; i++)
+        q[n + i] = value_at(format, pe, i);
+}
+
+/* Tokens of a sequence into the oracle; returns how many, and counts what is bad. */
+static uint64_t take_sequence(const oracle *o, const kvs_mla_decode_args *a, uint32_t seq, uint32_t *bad)
+{
+    int64_t len = a->seq_len[seq], page = a->view.tokens_per_block, most = a->table_width * page;
+
+    if (len < 0 || len > most) {
+        ++*bad;
+        return 0;
+    }
+    for (int64_t t = 0; t < len; t++) {
+        take_token(o, (uint64_t)t, a->block_table[seq * a->table_stride + (uint64_t)(t / page)], (uint64_t)(t % page));
+        *bad += t % page == 0 && !o->there[t];
+    }
+    return (uint64_t)len;
 }
 
 uint32_t oracle_mla_decode(const kvs_mla_decode_args *a, double *out, double *lse)
 {
-    double *values = malloc(65536 * sizeof *values);
-    double *weights = malloc(((uint64_t)a->table_width * a->view.tokens_per_block + 1) * sizeof *weights);
+    oracle o = {.sm_scale = (double)a->sm_scale, .kv_scale = a->kv_scale != NULL ? (double)*a->kv_scale : 1};
+    uint64_t longest = 0;
     uint32_t bad = 0;
 
-    if (values == NULL || weights == NULL)
-        abort(); /* no test can go on */
-    for (uint32_t i = 0; i < 65536; i++)
-        values[i] = oracle_value(a->view.format, (uint16_t)i);
     for (uint32_t seq = 0; seq < a->n_seqs; seq++)
-        sequence(a, values, weights, seq, length_of(a, seq, &bad), out, lse);
-    free(values);
-    free(weights);
+        if (a->seq_len[seq] > 0 && (uint64_t)a->seq_len[seq] <= (uint64_t)a->table_width * a->view.tokens_per_block &&
+            (uint64_t)a->seq_len[seq] > longest)
+            longest = (uint64_t)a->seq_len[seq];
+    oracle_open(&o, &a->view, longest);
+    for (uint32_t seq = 0; seq < a->n_seqs; seq++) {
+        int64_t len = (int64_t)take_sequence(&o, a, seq, &bad);
+
+        for (uint32_t j = 0; j < a->s_q; j++)
+            for (uint32_t h = 0; h < a->h_q; h++) {
+                uint64_t token = (uint64_t)seq * a->s_q + j, row = token * a->h_q + h;
+                int64_t seen = len - a->s_q + j + 1;
+                double q[MAX_ROW];
+
+                read_query(a->view.format, operand(&a->q_nope, token, h), operand(&a->q_pe, token, h), q);
+                attend(&o, seen > 0 ? (uint64_t)seen : 0, q, h, out + row * LATENT, lse + row);
+            }
+    }
+    oracle_close(&o);
     return bad;
 }
 
-static void compare_row(const kvs_mla_decode_args *a, const uint8_t *got, float got_lse, const double *want,
-                        double want_lse, oracle_verdict *v)
+uint32_t oracle_mla_sparse(const kvs_mla_sparse_args *a, double *out, double *lse)
+{
+    oracle o = {.sm_scale = (double)a->sm_scale, .sink = a->sink};
+    uint32_t bad = 0;
+
+    oracle_open(&o, &a->view, a->topk);
+    for (uint64_t token = 0; token < (uint64_t)a->n_seqs * a->s_q; token++) {
+        int64_t len = a->topk_length != NULL ? a->topk_length[token / a->s_q] : (int64_t)a->topk;
+        bool good = len >= 0 && len <= a->topk;
+
+        bad += !good && token % a->s_q == 0;
+        for (int64_t t = 0; good && t < len; t++) {
+            int64_t index = a->indices[token * a->index_stride + (uint64_t)t].at, page = a->view.tokens_per_block;
+
+            take_token(&o, (uint64_t)t, index < 0 ? -1 : index / page, index < 0 ? 0 : (uint64_t)(index % page));
+            bad += index != -1 && !o.there[t];
+        }
+        for (uint32_t h = 0; h < a->h_q; h++) {
+            uint64_t row = token * a->h_q + h;
+            double q[MAX_ROW];
+
+            read_query(a->view.format, operand(&a->q_nope, token, h), operand(&a->q_pe, token, h), q);
+            attend(&o, good ? (uint64_t)len : 0, q, h, out + row * LATENT, lse + row);
+        }
+    }
+    oracle_close(&o);
+    return bad;
+}
+
+/* --- the judge --- */
+
+static void compare_row(uint32_t format, const uint8_t *got, float got_lse, const double *want, double want_lse,
+                        oracle_verdict *v)
 {
     double gg = 0, ww = 0, gw = 0, error = 0;
 
-    for (int i = 0; i < KVS_MLA_LATENT; i++) {
-        double g = value_at(a->view.format, got, i);
+    for (int i = 0; i < LATENT; i++) {
+        double g = value_at(format, got, i);
 
         gg += g * g;
         ww += want[i] * want[i];
@@ -192,32 +337,39 @@ static void compare_row(const kvs_mla_decode_args *a, const uint8_t *got, float 
         v->wrong += gg != 0;
     else {
         v->cosine = fmax(v->cosine, gg > 0 ? 1 - gw / sqrt(gg * ww) : 1);
-        v->max_error = fmax(v->max_error, error / sqrt(ww / KVS_MLA_LATENT));
+        v->max_error = fmax(v->max_error, error / sqrt(ww / LATENT));
     }
+}
+
+oracle_verdict oracle_compare_rows(uint32_t format, const kvs_strided *got, const kvs_strided *got_lse,
+                                   uint64_t n_tokens, uint32_t h_q, const double *out, const double *lse)
+{
+    bool is_16_bit = format == KVS_FORMAT_mla_bf16 || format == KVS_FORMAT_mla_fp16;
+    oracle_verdict v = {.cosine_limit = is_16_bit ? 1e-5 : 1e-4};
+
+    for (uint64_t token = 0; token < n_tokens; token++)
+        for (uint32_t h = 0; h < h_q; h++) {
+            uint64_t row = token * h_q + h;
+            float one;
+
+            memcpy(&one, operand(got_lse, token, h), sizeof one);
+            compare_row(format, operand(got, token, h), one, out + row * LATENT, lse[row], &v);
+        }
+    return v;
 }
 
 oracle_verdict oracle_compare(const kvs_mla_decode_args *a, const double *out, const double *lse)
 {
-    oracle_verdict v = {0, 0, 0, 0};
-
-    for (uint64_t token = 0; token < (uint64_t)a->n_seqs * a->s_q; token++)
-        for (uint32_t h = 0; h < a->h_q; h++) {
-            uint64_t row = token * a->h_q + h;
-            float got_lse;
-
-            memcpy(&got_lse, operand(&a->lse, token, h), sizeof got_lse);
-            compare_row(a, operand(&a->out, token, h), got_lse, out + row * KVS_MLA_LATENT, lse[row], &v);
-        }
-    return v;
+    return oracle_compare_rows(a->view.format, &a->out, &a->lse, (uint64_t)a->n_seqs * a->s_q, a->h_q, out, lse);
 }
 
 bool oracle_accepts(const oracle_verdict *v, char text[ORACLE_TEXT_BYTES])
 {
     (void)snprintf(text, ORACLE_TEXT_BYTES,
-                   "cosine %.2e (< 1e-5), error %.4f of RMS (<= 0.03), lse %.2e (<= 1e-3), "
+                   "cosine %.2e (< %.0e), error %.4f of RMS (<= 0.03), lse %.2e (<= 1e-3), "
                    "%" PRIu64 " rows wrong",
-                   v->cosine, v->max_error, v->lse, v->wrong);
-    return v->cosine < 1e-5 && v->max_error <= 0.03 && v->lse <= 1e-3 && v->wrong == 0;
+                   v->cosine, v->cosine_limit, v->max_error, v->lse, v->wrong);
+    return v->cosine < v->cosine_limit && v->max_error <= 0.03 && v->lse <= 1e-3 && v->wrong == 0;
 }
 
 bool oracle_judge(const kvs_mla_decode_args *a, char text[ORACLE_TEXT_BYTES])

@@ -3,8 +3,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/mla_record.h"
 #include "kernels/numeric.h"
+#include "proto/layout.h"
 
+_Static_assert((int)MLA_ROW == (int)MLA_RECORD_VALUES, "a row holds what a record gives");
 _Static_assert(MLA_GROUP % 4 == 0, "scores are made four rows at a time");
 
 typedef float lanes4 __attribute__((vector_size(16), may_alias));

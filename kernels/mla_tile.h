@@ -4,7 +4,7 @@
 /* The arithmetic of MLA decode in C: a group of query rows against a tile of 16 tokens, online softmax in
  * fp32.
  *
- * Knows numbers.  Does not know block tables, lengths or strides: mla_decode.c walks those.
+ * Knows numbers.  Does not know block tables, lengths or strides: mla_walk.c asks for those.
  * Any thread; a group is one call's own scratch.
  *
  * Every sum has one order, written down here: a score is (even-numbered products, ascending) + (odd-numbered
@@ -29,9 +29,11 @@ typedef struct mla_group {
     float tile_t[MLA_ROW][MLA_TILE]; /* transposed: a lane is a token */
     float max[MLA_GROUP], sum[MLA_GROUP], rescale[MLA_GROUP];
     float run_lse[MLA_GROUP];
-    uint32_t visible[MLA_GROUP];  /* leading tokens of the tile that the row sees */
-    const uint8_t *src[MLA_TILE]; /* rows of the cache; NULL: the token is skipped */
+    uint32_t visible[MLA_GROUP];   /* leading tokens of the tile that the row sees */
+    const uint8_t *src[MLA_TILE];  /* rows of the cache; NULL: the token is skipped */
+    const uint8_t *tail[MLA_TILE]; /* their scales, for block-wise formats */
     uint32_t n_rows, n_tokens;
+    uint32_t format; /* of the rows; all but mla_bf16 and mla_fp16 go through mla_record.h */
     uint32_t is_fp16;
     float sm_scale;
 } mla_group;

@@ -1,8 +1,8 @@
 #ifndef KVS_KERNELS_ROWS_CUH
 #define KVS_KERNELS_ROWS_CUH
 
-/* What the kernels that move or convert rows share: a thread block takes a run of rows, some of its threads find where they
- * are, then all of them move units of a few bytes.
+/* What the kernels that move or convert rows share: a thread block takes a run of rows, some of its threads find where
+ * they are, then all of them move units of a few bytes.
  *
  * Knows launches, alignment and the hardware's conversions.  Knows no operation. */
 #include <cinttypes>
@@ -67,6 +67,33 @@ __device__ inline bool slot_of(const kvs_view &v, int64_t slot, uint32_t *bad)
     if (bad != nullptr)
         atomicAdd(bad, 1u);
     return false;
+}
+
+/* The greater of `greatest` and |x|; a NaN x is passed over, as by kvs_amax. */
+__device__ inline float amax_of(float greatest, float x)
+{
+    return fmaxf(greatest, fabsf(x));
+}
+
+/* Division of numbers below 2^23 by one of 1..2^16 that is known at the launch: n * ceil(2^40 / by) is above the true
+ * product by less than 2^40 / by, so that the quotient is right. */
+struct fast_divisor {
+    uint64_t times;
+    uint32_t by;
+};
+
+inline fast_divisor fast_divisor_of(uint32_t by)
+{
+    return {((UINT64_C(1) << 40) + by - 1) / by, by};
+}
+
+/* n / d.by; the rest goes to *ret_rest. */
+__device__ inline uint32_t fast_divide(uint32_t n, const fast_divisor &d, uint32_t *ret_rest)
+{
+    const uint32_t q = (uint32_t)(n * d.times >> 40);
+
+    *ret_rest = n - q * d.by;
+    return q;
 }
 
 /* Row of a gather list: false if it stays as it is; a bad one is counted. */
@@ -171,7 +198,7 @@ template <uint32_t TYPE> __device__ inline eight load8(const uint8_t *row, bool 
     return {make_uint4(w[0], w[1], w[2], w[3]), make_uint4(w[4], w[5], w[6], w[7])};
 }
 
-template <uint32_t TYPE> __device__ inline void unpack8(const eight &e, float ret[8])
+template <uint32_t TYPE> __device__ inline void unpack8(const eight &e, float *ret)
 {
     const uint32_t w[8] = {e.low.x, e.low.y, e.low.z, e.low.w, e.high.x, e.high.y, e.high.z, e.high.w};
 
@@ -194,10 +221,31 @@ template <uint32_t TYPE> __device__ inline void unpack8(const eight &e, float re
     }
 }
 
-/* Division by one number many times, for e4m3 only.  With a reciprocal that is rounded correctly the first correction makes
- * the quotient faithful and the second one right (Markstein), as long as no remainder is subnormal: scales from 2^-60 to 2^60
- * keep them from it.  Quotients that are 0 in e4m3 keep their sign uncorrected; from 1024 up, infinite ones and NaN, whose
- * remainders would be none, are 448 or NaN as they are. */
+/* Sixteen values as they came, and as fp32. */
+struct sixteen {
+    eight half[2];
+};
+
+template <uint32_t TYPE> __device__ inline sixteen load16(const uint8_t *row, bool whole)
+{
+    return {{load8<TYPE>(row, whole), load8<TYPE>(row + (TYPE == KVS_VALUE_FP32 ? 32 : 16), whole)}};
+}
+
+template <uint32_t TYPE> __device__ inline void unpack16(const sixteen &s, float (&ret)[16])
+{
+    unpack8<TYPE>(s.half[0], ret);
+    unpack8<TYPE>(s.half[1], ret + 8);
+}
+
+template <uint32_t TYPE> __device__ inline void read8(const uint8_t *row, bool whole, float ret[8])
+{
+    unpack8<TYPE>(load8<TYPE>(row, whole), ret);
+}
+
+/* Division by one number many times, for e4m3 only: a guess by the reciprocal, corrected by its remainder.  The
+ * corrected quotient has the right last bit for every value of 16 bits (kernels-test tries all that lie near an edge
+ * of e4m3, with the scales that put them there); for fp32 a second correction makes it so (Markstein).  Remainders must
+ * not be subnormal: scales from 2^-60 to 2^60 keep them from it for all quotients that are not 0 in e4m3. */
 struct divisor {
     float scale, reciprocal;
     bool ordinary;
@@ -210,23 +258,55 @@ __device__ inline divisor divisor_of(float scale)
     return {scale, 1.0f / scale, size >= 0x1p-60f && size <= 0x1p60f};
 }
 
-__device__ inline float divide(float x, const divisor &d)
+template <uint32_t TYPE> __device__ inline float corrected(float x, float guess, const divisor &d)
 {
-    const float guess = x * d.reciprocal, size = fabsf(guess);
-    float q = guess;
+    const float q = __fmaf_rn(__fmaf_rn(-guess, d.scale, x), d.reciprocal, guess);
 
-    if (!d.ordinary)
-        return x / d.scale;
-    q = __fmaf_rn(__fmaf_rn(-q, d.scale, x), d.reciprocal, q);
-    q = __fmaf_rn(__fmaf_rn(-q, d.scale, x), d.reciprocal, q);
-    return size > 0x1p-12f && size < 1024.0f ? q : guess;
+    return TYPE == KVS_VALUE_FP32 ? __fmaf_rn(__fmaf_rn(-q, d.scale, x), d.reciprocal, q) : q;
 }
 
-/* Eight e4m3 in 8 bytes. */
-__device__ inline uint2 pack8_e4m3(const float v[8])
+/* v[i] / scale, as far as e4m3 can tell.  BOUNDED: no quotient is above 1024.  Others are 448 or NaN as the guess has
+ * it: it has no remainder if it is infinite.  A quotient of 0 keeps its sign. */
+template <uint32_t TYPE, bool BOUNDED, int N> __device__ inline void divide(float (&v)[N], const divisor &d)
+{
+    if (!d.ordinary) {
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            v[i] = v[i] / d.scale;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float guess = v[i] * d.reciprocal, q = corrected<TYPE>(v[i], guess, d);
+
+        if (BOUNDED)
+            v[i] = copysignf(q, guess);
+        else
+            v[i] = fabsf(guess) > 0x1p-12f && fabsf(guess) < 1024.0f ? q : guess;
+    }
+}
+
+/* One quotient, of any type. */
+__device__ inline float divide(float x, const divisor &d)
+{
+    float v[1] = {x};
+
+    divide<KVS_VALUE_FP32, false>(v, d);
+    return v[0];
+}
+
+/* Eight e4m3 in 8 bytes, sixteen in 16. */
+__device__ inline uint2 pack8_e4m3(const float *v)
 {
     return make_uint2(f32_to_e4m3x2(v[0], v[1]) | (uint32_t)f32_to_e4m3x2(v[2], v[3]) << 16,
                       f32_to_e4m3x2(v[4], v[5]) | (uint32_t)f32_to_e4m3x2(v[6], v[7]) << 16);
+}
+
+__device__ inline uint4 pack16_e4m3(const float (&v)[16])
+{
+    const uint2 low = pack8_e4m3(v), high = pack8_e4m3(v + 8);
+
+    return make_uint4(low.x, low.y, high.x, high.y);
 }
 
 /* Eight e4m3 times `scale`, as bf16 and as fp16. */

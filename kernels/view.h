@@ -72,9 +72,13 @@ static inline KVS_HD uint32_t kvs_view_tokens(const kvs_view *v, kvs_site site)
 
 static inline KVS_HD kvs_view_place kvs_view_split(const kvs_view *v, uint64_t index, kvs_site site)
 {
-    const uint32_t tokens = kvs_view_tokens(v, site);
-    const kvs_view_place p = {index / tokens, (uint32_t)(index % tokens)};
+    const uint32_t tokens = kvs_view_tokens(v, site), small = (uint32_t)index;
+    kvs_view_place p = {small / tokens, small % tokens};
 
+    if (index > UINT32_MAX) { /* rare, and many times as slow on a GPU */
+        p.page = index / tokens;
+        p.token = (uint32_t)(index % tokens);
+    }
     return p;
 }
 

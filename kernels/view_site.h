@@ -25,6 +25,9 @@ enum kvs_mutant {
     X(MLA_WRITE, "mla_write", KVS_MUTANT_ROWS)                                                                         \
     X(MLA_WRITE_LAYERS, "mla_write_layers", KVS_MUTANT_ROWS)                                                           \
     X(MLA_DECODE, "mla_decode", KVS_MUTANT_ROWS)                                                                       \
+    X(MLA_DECODE_FP8, "mla_decode", KVS_MUTANT_ROWS)                                                                   \
+    X(MLA_SPARSE, "mla_sparse", KVS_MUTANT_ROWS)                                                                       \
+    X(MLA_SPARSE_SCALE, "mla_sparse", KVS_MUTANT_ROWS)                                                                 \
     X(CACHE_GATHER, "cache_gather", KVS_MUTANT_ROWS)                                                                   \
     X(GATHER_DEQUANT, "gather_dequant", KVS_MUTANT_ROWS)                                                               \
     X(GATHER_UPCONVERT, "gather_upconvert", KVS_MUTANT_ROWS)                                                           \
@@ -38,9 +41,13 @@ enum kvs_mutant {
     X(BLOCKWISE_GATHER_SCALE, "blockwise_gather", KVS_MUTANT_ROWS)                                                     \
     X(KV_WRITE_KEY, "kv_write", KVS_MUTANT_ROWS)                                                                       \
     X(KV_WRITE_VALUE, "kv_write", KVS_MUTANT_ROWS)                                                                     \
+    X(MLA_EXTEND, "mla_extend", KVS_MUTANT_ROWS)                                                                       \
+    X(KV_DECODE_KEY, "kv_decode", KVS_MUTANT_ROWS)                                                                     \
+    X(KV_DECODE_VALUE, "kv_decode", KVS_MUTANT_ADDRESS)                                                                \
     X(BLOCK_COPY_SOURCE, "block_copy", KVS_MUTANT_PAGES)                                                               \
     X(BLOCK_COPY_TARGET, "block_copy", KVS_MUTANT_ADDRESS)                                                             \
-    X(BLOCK_SUM, "block_sum", KVS_MUTANT_PAGES)
+    X(BLOCK_SUM, "block_sum", KVS_MUTANT_PAGES)                                                                        \
+    X(INDEX_CONVERT, "index_convert", KVS_MUTANT_TOKENS)
 
 typedef enum kvs_site {
     KVS_SITE_NONE = 0, /* tests and tools */

@@ -3,9 +3,9 @@
 
 /* Attention backends of engines, and the order of layers and blocks in memory that each was verified with.
  *
- * A kernel that takes the distance of two blocks from its arguments works on a layer of a pool whose blocks hold all layers; one
- * that computes it from the shape reads another layer's bytes there, silently.  So a backend opts in, by being in this
- * table, after its kernels gave the same bits on such a view as on a tensor of its own.
+ * A kernel that takes the distance of two blocks from its arguments works on a layer of a pool whose blocks hold all
+ * layers; one that computes it from the shape reads another layer's bytes there, silently.  So a backend opts in, by
+ * being in this table, after its kernels gave the same bits on such a view as on a tensor of its own.
  *
  *   layers first (identity):  | layer 0: block 0, 1, ... | layer 1: block 0, 1, ... |      one tensor a layer
  *   blocks first:             | block 0: layer 0, 1, ... | block 1: layer 0, 1, ... |      cross-layer
@@ -52,14 +52,14 @@ const char *kvs_backend_name(uint32_t backend); /* NULL for a number that is non
 /* What the backend was verified with; KVS_ORDER_LAYERS_FIRST for a number that is none. */
 kvs_stride_order kvs_backend_order(uint32_t backend);
 
-/* The same as a permutation of the dimensions (layer, block, token, content), outermost first, or of (block, token, content):
- * 0 1 2 3 is the identity, 1 0 2 3 is blocks before layers.  Returns how many there are. */
+/* The same as a permutation of the dimensions (layer, block, token, content), outermost first, or of (block, token,
+ * content): 0 1 2 3 is the identity, 1 0 2 3 is blocks before layers.  Returns how many there are. */
 uint32_t kvs_backend_stride_order(uint32_t backend, bool with_layers, uint32_t ret[4]);
 
 /* May n_slots blocks, `stride` bytes apart, be the memory of `owner` (a backend, perhaps with KVS_BACKEND_OVERRIDE)?
  *   plane  of ns, or ns->n_planes: whole blocks, all planes in one map
- * Blocks as close as pages are one tensor a layer: always.  Anything else is a cross-layer view: for a backend verified with
- * blocks first, and never for a plane of indexer_fp8, which belongs to the indexer.
+ * Blocks as close as pages are one tensor a layer: always.  Anything else is a cross-layer view: for a backend
+ * verified with blocks first, and never for a plane of indexer_fp8, which belongs to the indexer.
  * E_UNSUPPORTED names plane, stride, page and backend; E_INVALID: a number that is none. */
 kvs_status kvs_backend_check(uint32_t owner, const kvs_namespace *ns, uint32_t plane, uint32_t n_slots, uint64_t stride,
                              kvs_err *err);

@@ -221,8 +221,9 @@ bool wire_in_done(const wire_in *i);
     F(u32, n_tokens)                                                                                                   \
     F(u32, n_calls) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)
 #define WIRE_write_call(F)                                                                                  \
-    F(u32, plane) F(u32, scratch) F(u64, kv_c_offset) F(u64, kv_c_stride) F(u64, k_pe_offset) F(u64, k_pe_stride)
-#define WIRE_call_rep(F) F(u32, n_calls) F(u32, n_ok) /* then n_calls x call_result: WRITE, DECODE */
+    F(u32, plane) F(u32, scratch) F(u64, kv_c_offset) F(u64, kv_c_stride) F(u64, k_pe_offset) F(u64, k_pe_stride)     \
+        F(u32, src_type) F(f32, kv_scale)
+#define WIRE_call_rep(F) F(u32, n_calls) F(u32, n_ok) /* then n_calls x call_result: WRITE, DECODE, EXTEND */
 #define WIRE_call_result(F) F(u32, status) F(u32, parts) F(u32, kernel) F(u32, bad)
 
 /* then n_calls x decode_call, seq_len i32[n_seqs] padded, block_table i32[n_seqs][table_width] padded */
@@ -235,7 +236,10 @@ bool wire_in_done(const wire_in *i);
     F(f32, sm_scale) F(u32, after_counter) F(u32, signal_counter) F(u64, after_value) F(u64, signal_value)             \
         F(u64, q_nope_offset) F(u64, q_nope_token) F(u64, q_nope_head) F(u64, q_pe_offset) F(u64, q_pe_token)          \
             F(u64, q_pe_head) F(u64, out_offset) F(u64, out_token) F(u64, out_head) F(u64, lse_offset)                 \
-                F(u64, lse_token) F(u64, lse_head)
+                F(u64, lse_token) F(u64, lse_head) F(f32, kv_scale) F(u32, reserved)
+/* then n_calls x decode_call, q_start i32[n_seqs + 1], seq_len i32[n_seqs], block_table i32[n_seqs][table_width], each padded */
+#define WIRE_extend_req(F)                                                                                  \
+    F(u32, ns) F(u32, region) F(u32, n_seqs) F(u32, table_width) F(u32, n_tokens) F(u32, h_q) F(u32, n_calls) F(u32, flags)
 
 #define WIRE_keys_req(F) F(u32, ns) F(u32, n) /* then key[n]: PIN, UNPIN, DROP */
 #define WIRE_reset_req(F) F(u32, ns) F(u32, flags)
@@ -260,7 +264,7 @@ bool wire_in_done(const wire_in *i);
     X(region_create_req) X(region_rep) X(region_attach_req) X(region_entry) X(region_import_req) X(ipc_handle) X(plane_map)          \
         X(region_close_req) X(lookup_req) X(lookup_rep) X(reserve_req) X(reserve_rep) X(release_req) X(load_req)       \
             X(slot_ref) X(load_rep) X(load_result) X(store_req) X(key_rep) X(slot_take_req) X(slot_take_rep)           \
-                X(slot_drop_req) X(write_req) X(write_call) X(call_rep) X(call_result) X(decode_req) X(decode_call)    \
+                X(slot_drop_req) X(write_req) X(write_call) X(call_rep) X(call_result) X(decode_req) X(decode_call) X(extend_req)    \
                     X(keys_req) X(reset_req) X(reset_rep) X(cancel_req) X(cancel_rep) X(status_req) X(status_rep)      \
                         X(health_rep) X(watch_req) X(event) X(event_item) X(reload_req) X(drain_req)
 

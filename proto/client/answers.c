@@ -47,6 +47,7 @@ void answer_spread(kvs_request *r, kvs_status s)
         break;
     case WIRE_WRITE:
     case WIRE_DECODE:
+    case WIRE_EXTEND:
         spread_calls(r, s);
         break;
     case WIRE_STORE:
@@ -336,6 +337,7 @@ static bool decode_ok(kvs_request *r, wire_in *in, frame *f)
         return decode_slot_take(r, in);
     case WIRE_WRITE:
     case WIRE_DECODE:
+    case WIRE_EXTEND:
         return decode_calls(r, in);
     case WIRE_RESET:
         return decode_reset(r, in);
@@ -357,7 +359,7 @@ static bool decode_ok(kvs_request *r, wire_in *in, frame *f)
 static bool has_items(uint16_t op)
 {
     return op == WIRE_LOAD || op == WIRE_STORE || op == WIRE_SLOT_DROP || op == WIRE_PIN || op == WIRE_UNPIN ||
-           op == WIRE_DROP || op == WIRE_WRITE || op == WIRE_DECODE;
+           op == WIRE_DROP || op == WIRE_WRITE || op == WIRE_DECODE || op == WIRE_EXTEND;
 }
 
 bool answer_runs_on(const kvs_request *r, kvs_status s)
@@ -371,7 +373,7 @@ bool answer_runs_on(const kvs_request *r, kvs_status s)
             busy |= ((const kvs_load_result *)r->items)[i].status == KVS_E_BUSY;
         else if (r->op == WIRE_STORE)
             busy |= ((const kvs_status *)r->items)[i] == KVS_E_BUSY;
-        else if (r->op == WIRE_WRITE || r->op == WIRE_DECODE)
+        else if (r->op == WIRE_WRITE || r->op == WIRE_DECODE || r->op == WIRE_EXTEND)
             busy |= ((const kvs_call_result *)r->items)[i].status == KVS_E_BUSY;
     }
     return busy;

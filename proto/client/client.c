@@ -76,24 +76,33 @@ static kvs_status alive_open(kvs_client *c, kvs_err *err)
     c->alive = p;
     *c->alive = 1;
     c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (c->wake_fd < 0)
+    c->poke_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (c->wake_fd < 0 || c->poke_fd < 0)
         return kvs_fail(err, KVS_E_SYS, "eventfd: %s", strerror(errno));
     return KVS_OK;
 }
 
-/* Signals of the host program are not for our thread. */
-static kvs_status keeper_start(kvs_client *c, kvs_err *err)
+/* Signals of the host program are not for our threads. */
+int client_thread(pthread_t *ret, const char *name, void *(*run)(void *ud), void *ud)
 {
     sigset_t all, old;
     int e;
 
     (void)sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &old);
-    e = pthread_create(&c->keeper, NULL, keeper_main, c);
+    e = pthread_create(ret, NULL, run, ud);
     (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (e == 0)
+        (void)pthread_setname_np(*ret, name);
+    return e;
+}
+
+static kvs_status keeper_start(kvs_client *c, kvs_err *err)
+{
+    int e = client_thread(&c->keeper, "kvs-keeper", keeper_main, c);
+
     if (e != 0)
         return kvs_fail(err, KVS_E_SYS, "thread: %s", strerror(e));
-    (void)pthread_setname_np(c->keeper, "kvs-keeper");
     c->has_keeper = true;
     return KVS_OK;
 }
@@ -101,6 +110,7 @@ static kvs_status keeper_start(kvs_client *c, kvs_err *err)
 static void locks_init(kvs_client *c)
 {
     (void)pthread_mutex_init(&c->mu, NULL);
+    (void)pthread_mutex_init(&c->words_mu, NULL);
     (void)pthread_condattr_init(&c->condattr);
     (void)pthread_condattr_setclock(&c->condattr, CLOCK_MONOTONIC);
 }
@@ -118,7 +128,8 @@ kvs_status kvs_connect(kvs_client **ret, const kvs_options *o, kvs_err *err)
     if (c == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "client: no memory");
     locks_init(c);
-    c->fd = c->wake_fd = -1;
+    c->fd = c->wake_fd = c->poke_fd = -1;
+    pace_init(&c->pace);
     s = options_apply(c, &opts, &local);
     if (s == KVS_OK)
         s = alive_open(c, &local);
@@ -166,6 +177,8 @@ static void free_all(kvs_client *c)
     free(c->out);
     if (c->wake_fd >= 0)
         (void)close(c->wake_fd);
+    if (c->poke_fd >= 0)
+        (void)close(c->poke_fd);
     if (c->fd >= 0) {
         frame_reader_fini(&c->reader);
         (void)close(c->fd);
@@ -188,7 +201,13 @@ void kvs_close(kvs_client *c)
         (void)pthread_mutex_unlock(&c->mu);
         if (c->has_keeper)
             (void)pthread_join(c->keeper, NULL);
+        packs_close(c, false);
+        streams_close(c, true);
+        (void)pthread_mutex_destroy(&c->words_mu);
         (void)pthread_mutex_destroy(&c->mu);
+    } else {
+        packs_close(c, true);
+        streams_close(c, false);
     }
     free_all(c);
 }
@@ -328,6 +347,24 @@ static kvs_status wait_settled(kvs_client *c, uint64_t id, int64_t deadline, kvs
     return s;
 }
 
+kvs_status request_settle(kvs_request *r, uint32_t timeout_ms)
+{
+    return wait_settled(r->c, r->id, deadline_in(timeout_ms), NULL);
+}
+
+static kvs_status cancel_pack(kvs_request *r, uint32_t *ret_outcome, uint32_t timeout_ms, kvs_err *err)
+{
+    kvs_status s;
+
+    (void)pthread_mutex_lock(&r->c->mu);
+    pack_cancel(r);
+    (void)pthread_mutex_unlock(&r->c->mu);
+    s = kvs_wait(r, timeout_ms, err);
+    if (s == KVS_OK && ret_outcome != NULL)
+        *ret_outcome = r->status == KVS_E_CANCELLED ? KVS_CANCEL_STOPPED : KVS_CANCEL_FINISHED;
+    return s;
+}
+
 kvs_status kvs_cancel(kvs_request *r, uint32_t *ret_outcome, uint32_t timeout_ms, kvs_err *err)
 {
     kvs_client *c = r->c;
@@ -338,6 +375,8 @@ kvs_status kvs_cancel(kvs_request *r, uint32_t *ret_outcome, uint32_t timeout_ms
     call k;
     kvs_status s = KVS_OK;
 
+    if (r->is_pack)
+        return cancel_pack(r, ret_outcome, timeout_ms, err);
     if (!kvs_done(r)) {
         s = call_begin(&k, c, &req, WIRE_CANCEL, WIRE_cancel_req_BYTES, timeout_ms, err);
         if (s != KVS_OK)
@@ -366,7 +405,9 @@ kvs_status kvs_request_end(kvs_request *r, kvs_err *err)
     if (client_is_child(r->c))
         return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
     (void)pthread_mutex_lock(&r->c->mu);
-    if (r->state == REQUEST_FLYING)
+    if (r->state == REQUEST_FLYING && r->is_pack)
+        pack_abandon(r->c, r);
+    else if (r->state == REQUEST_FLYING)
         client_abandon(r->c, r);
     s = r->state == REQUEST_DONE ? r->status : KVS_E_BUSY;
     (void)pthread_mutex_unlock(&r->c->mu);
@@ -388,10 +429,11 @@ kvs_status kvs_settle(kvs_client *c, uint32_t timeout_ms, kvs_err *err)
     if (client_is_child(c))
         return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
     (void)pthread_mutex_lock(&c->mu);
-    while (c->state == LINK_UP && c->orphans > 0) {
+    while ((c->state == LINK_UP && c->orphans > 0) || c->packing > 0) {
         if (client_turn_for_any(c, deadline))
             continue;
-        s = kvs_fail(err, KVS_E_DEADLINE, "%u requests that were given up are still unanswered", c->orphans);
+        s = kvs_fail(err, KVS_E_DEADLINE, "%u requests that were given up are still unanswered",
+                     c->orphans + c->packing);
         break;
     }
     client_leave(c);

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -30,6 +31,11 @@ static counter_page *page_of(kvs_client *c, uint64_t generation)
 static counter_page *page_now(kvs_client *c)
 {
     return c->n_pages == 0 ? NULL : &c->pages[(c->n_pages - 1) % CLIENT_PAGES];
+}
+
+counter_page *counters_page_of(kvs_client *c, uint64_t generation)
+{
+    return generation == 0 ? page_now(c) : page_of(c, generation);
 }
 
 /* A file that could shrink under a mapping would end this process by SIGBUS. */
@@ -64,6 +70,21 @@ kvs_status counters_map(int fd, uint32_t n, counter_page *ret, kvs_err *err)
     return KVS_OK;
 }
 
+/* A stream may have a wait for it in its queue, however old it is. */
+static void page_retire(kvs_client *c, counter_page *p)
+{
+    counter_page *kept = p->words == NULL ? NULL : malloc(sizeof *kept);
+
+    if (kept != NULL) {
+        *kept = *p;
+        kept->next = c->aside;
+        c->aside = kept;
+    } else if (p->words == NULL) {
+        counters_unmap(p);
+    } /* else: no memory for its name; it stays mapped without one */
+    *p = (counter_page){.base = NULL};
+}
+
 void counters_publish(kvs_client *c, const counter_page *p)
 {
     counter_page *place = &c->pages[c->n_pages % CLIENT_PAGES], *old = page_now(c);
@@ -72,7 +93,7 @@ void counters_publish(kvs_client *c, const counter_page *p)
     for (uint32_t i = 0; old != NULL && i < old->n && i < p->n; i++)
         __atomic_store_n(&client_half(p)[i].value, __atomic_load_n(&client_half(old)[i].value, __ATOMIC_ACQUIRE),
                          __ATOMIC_RELEASE);
-    counters_unmap(place);
+    page_retire(c, place);
     *place = *p;
     c->n_pages++;
 }
@@ -89,6 +110,20 @@ void counters_abort(kvs_client *c)
     }
 }
 
+void counters_release(kvs_client *c, uint64_t generation, uint32_t entry, uint64_t value, kvs_status why)
+{
+    counter_page *p = page_of(c, generation);
+    kvs_counter_entry *e;
+
+    if (p == NULL || entry >= p->n)
+        return;
+    e = &daemon_half(p)[entry];
+    if (__atomic_load_n(&e->value, __ATOMIC_ACQUIRE) >= value)
+        return;
+    __atomic_store_n(&e->error, (uint64_t)why, __ATOMIC_RELAXED);
+    __atomic_store_n(&e->value, value, __ATOMIC_RELEASE);
+}
+
 void counters_unmap(counter_page *p)
 {
     if (p->base != NULL)
@@ -96,10 +131,29 @@ void counters_unmap(counter_page *p)
     p->base = NULL;
 }
 
+static void page_end(const kvs_client *c, counter_page *p)
+{
+    if (p->words != NULL && client_is_child(c))
+        return; /* the registration is the parent's */
+    if (p->words != NULL && c->pages_stuck) {
+        client_words_forget(p->words); /* a stream that reads unmapped memory would cost the program its GPU */
+        return;
+    }
+    client_words_close(p->words);
+    counters_unmap(p);
+}
+
 void counters_fini(kvs_client *c)
 {
     for (uint32_t i = 0; i < CLIENT_PAGES; i++)
-        counters_unmap(&c->pages[i]);
+        page_end(c, &c->pages[i]);
+    while (c->aside != NULL) {
+        counter_page *p = c->aside;
+
+        c->aside = p->next;
+        page_end(c, p);
+        free(p);
+    }
 }
 
 kvs_status kvs_counter_page(kvs_client *c, kvs_counters *ret, kvs_err *err)

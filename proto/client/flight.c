@@ -39,6 +39,7 @@ kvs_status client_table(kvs_client *c, uint32_t n, kvs_err *err)
     c->free_head = 0;
     c->data_used = c->control_used = c->orphans = 0;
     c->bytes_used = 0;
+    memset(c->entry_used, 0, sizeof c->entry_used);
     return KVS_OK;
 }
 
@@ -61,6 +62,7 @@ static flight *line_take(kvs_client *c, const call *k)
                    .id = (++c->seq << CLIENT_FLIGHT_BITS) | i,
                    .cost = k->cost,
                    .region_id = k->region_id,
+                   .entry = k->entry,
                    .op = k->r->op,
                    .used = true,
                    .control = k->control,
@@ -84,6 +86,8 @@ static void line_free(kvs_client *c, flight *fl)
     c->bytes_used -= fl->cost;
     if (fl->r == NULL)
         c->orphans--;
+    if (fl->entry != WIRE_NONE32)
+        c->entry_used[fl->entry] = false;
     fl->used = false;
     fl->next_free = c->free_head;
     c->free_head = (uint32_t)(fl - c->table);
@@ -117,11 +121,20 @@ void client_wake_keeper(kvs_client *c)
     (void)!write(c->wake_fd, &one, sizeof one);
 }
 
+void client_poke(kvs_client *c)
+{
+    uint64_t one = 1;
+
+    if (c->reading)
+        (void)!write(c->poke_fd, &one, sizeof one);
+}
+
 void client_complete(kvs_client *c, kvs_request *r, kvs_status s)
 {
     r->status = s;
     r->err.status = s;
     r->state = REQUEST_DONE;
+    pace_end(&c->pace, r, clock_ns());
     if (r->pipelined) {
         r->next_done = NULL;
         r->queued = true;
@@ -276,11 +289,33 @@ static void take_in(kvs_client *c, kvs_status s, kvs_err *err)
         client_lost(c, "%s", err->msg);
 }
 
-/* Read once, as the only reader.  out_wanted: also come back when the socket takes bytes. */
-static void lead(kvs_client *c, bool out_wanted, int64_t deadline)
+static void take_poke(kvs_client *c)
 {
+    uint64_t n;
+
+    (void)!read(c->poke_fd, &n, sizeof n);
+}
+
+/* poll_until for a reader whose answer is due from..to: it does not sleep then. */
+static int poll_awake(struct pollfd *p, unsigned n, int64_t from, int64_t to, int64_t deadline)
+{
+    int got = 0;
+
+    if (to > deadline)
+        to = deadline;
+    if (clock_ns() < to && (got = poll_until(p, n, from < to ? from : to)) == 0)
+        while (clock_ns() < to && (got = poll_until(p, n, 0)) == 0)
+            ;
+    return got != 0 ? got : poll_until(p, n, deadline);
+}
+
+/* Read once, as the only reader.  out_wanted: also come back when the socket takes bytes.  r: whose answer is wanted, or
+ * NULL. */
+static void lead(kvs_client *c, const kvs_request *r, bool out_wanted, int64_t deadline)
+{
+    int64_t from = r != NULL ? r->due_from : 0, to = r != NULL ? r->due_to : 0;
     bool flush = c->out_len > 0 && !c->sending;
-    struct pollfd p = {.fd = c->fd, .events = POLLIN};
+    struct pollfd p[2] = {{.fd = c->fd, .events = POLLIN}, {.fd = c->poke_fd, .events = POLLIN}};
     kvs_err err = {KVS_OK, ""};
     kvs_status s = KVS_E_BUSY;
 
@@ -288,13 +323,15 @@ static void lead(kvs_client *c, bool out_wanted, int64_t deadline)
     if (flush)
         c->sending = true;
     if (flush || out_wanted)
-        p.events |= POLLOUT;
+        p[0].events |= POLLOUT;
     (void)pthread_mutex_unlock(&c->mu);
-    if (poll_until(&p, 1, deadline) > 0) {
-        if (flush && (p.revents & POLLOUT))
+    if (poll_awake(p, 2, from, to, deadline) > 0) {
+        if (p[1].revents != 0)
+            take_poke(c);
+        if (flush && (p[0].revents & POLLOUT))
             flush_out(c);
-        if (p.revents & ~POLLOUT)
-            s = link_recv(p.fd, &c->reader, &err);
+        if (p[0].revents & ~POLLOUT)
+            s = link_recv(p[0].fd, &c->reader, &err);
     }
     (void)pthread_mutex_lock(&c->mu);
     if (flush) {
@@ -332,7 +369,7 @@ bool client_turn(kvs_client *c, const kvs_request *r, int64_t deadline)
     if (c->reading || c->state != LINK_UP)
         sleep_until(c, r, true, deadline);
     else
-        lead(c, false, deadline);
+        lead(c, r, false, deadline);
     return true;
 }
 
@@ -349,7 +386,7 @@ bool client_turn_for_any(kvs_client *c, int64_t deadline)
 void client_read_once(kvs_client *c)
 {
     if (!c->reading && c->state == LINK_UP)
-        lead(c, false, 0);
+        lead(c, NULL, false, 0);
 }
 
 void client_leave(kvs_client *c)
@@ -375,7 +412,7 @@ static void await_writable(kvs_client *c, int64_t deadline)
         slice = deadline;
     (void)pthread_mutex_lock(&c->mu);
     if (!c->reading && c->state == LINK_UP) {
-        lead(c, true, deadline);
+        lead(c, NULL, true, deadline);
         client_leave(c);
         return;
     }
@@ -485,14 +522,18 @@ static kvs_status submit_locked(call *k, kvs_err *err)
     size_t total = WIRE_HEADER_BYTES + k->out.len, sent = 0;
     wire_header h = {.op = k->r->op, .body_len = (uint32_t)k->out.len, .n_fds = (uint16_t)k->n_fds};
     kvs_status s = await_credit(c, k, err);
+    uint32_t entry;
     uint64_t id;
     flight *fl;
 
     if (s != KVS_OK)
         return s;
     fl = line_take(c, k);
+    entry = k->entry;
+    k->entry = WIRE_NONE32; /* the line has it */
     id = h.id = k->r->id = fl->id;
     k->r->state = REQUEST_FLYING;
+    pace_begin(&c->pace, k->r, k->cost, clock_ns());
     c->sending = true;
     h.deadline_us = peer_deadline_us(k->deadline);
     wire_header_encode(&h, k->frame);
@@ -505,8 +546,11 @@ static kvs_status submit_locked(call *k, kvs_err *err)
         return s;
     if (s != KVS_E_AWAY && sent == 0) { /* nothing of it left us: as if it had never been */
         fl = line_find(c, id);
-        if (fl != NULL)
+        if (fl != NULL) {
+            fl->entry = WIRE_NONE32;
             line_free(c, fl);
+        }
+        k->entry = entry;
         k->r->state = REQUEST_NEW;
         return c->state == LINK_UP ? s : kvs_fail(err, KVS_E_AWAY, "%s", c->why);
     }
@@ -529,6 +573,7 @@ kvs_status call_begin(call *k, kvs_client *c, kvs_request *r, uint16_t op, uint6
     k->cost = k->target = 0;
     k->fds = NULL;
     k->n_fds = k->region_id = 0;
+    k->entry = WIRE_NONE32;
     k->control = k->chosen = k->nobody = false;
     k->deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
     r->c = c;
@@ -554,8 +599,21 @@ kvs_status call_begin(call *k, kvs_client *c, kvs_request *r, uint16_t op, uint6
     return KVS_OK;
 }
 
+/* A stream waits for an answer that will never come. */
+static void let_stream_go(call *k)
+{
+    kvs_client *c = k->c;
+
+    (void)pthread_mutex_lock(&c->mu);
+    stream_unjoin(c, k->generation, (kvs_mark){.counter = k->entry, .value = k->entry_value}, KVS_E_CANCELLED);
+    (void)pthread_mutex_unlock(&c->mu);
+    k->entry = WIRE_NONE32;
+}
+
 void call_drop(call *k)
 {
+    if (k->entry != WIRE_NONE32)
+        let_stream_go(k);
     if (k->frame != k->small)
         free(k->frame);
     k->frame = k->small;

@@ -20,7 +20,10 @@
 #include <stdint.h>
 
 #include "kernels/client_cuda.h"
+#include "kernels/client_memory.h"
+#include "kernels/client_stream.h"
 #include "proto/client/kvstride.h"
+#include "proto/client/kvstride_pack.h"
 #include "proto/frame.h"
 #include "proto/wire.h"
 
@@ -80,10 +83,24 @@ struct kvs_request {
     uint32_t n; /* items asked for */
     kvs_ns *ns; /* OPEN, CREATE, ATTACH, IMPORT; tracking */
     kvs_region *region;
-    void *items;      /* [n] results, by op; may be NULL */
-    void *ret;        /* single result, by op */
-    const void *args; /* the caller's struct: keys and slots for tracking */
+    void *items;           /* [n] results, by op; may be NULL */
+    void *ret;             /* single result, by op */
+    const void *args;      /* the caller's struct: keys and slots for tracking */
+    bool is_pack;          /* many requests in one: pack.c answers it */
+    struct pack_job *pack; /* while it is under way */
+    uint64_t paced_bytes;  /* that it moves, if its end is guessed at */
+    int64_t sent_ns, due_from, due_to;
 };
+
+/* ---- when an answer is due: pace.c.  mu is held. ---- */
+typedef struct pace {
+    bool active;
+    double ns_a_byte[2][64]; /* LOAD, STORE; by the leading bit of their bytes; 0: not known */
+} pace;
+void pace_init(pace *p);
+/* It is sent now: due_from..due_to, or 0..0. */
+void pace_begin(pace *p, kvs_request *r, uint64_t bytes, int64_t now);
+void pace_end(pace *p, const kvs_request *r, int64_t now); /* answered, with its status */
 
 /* One line of the table of requests in flight.  r NULL: nobody waits for it any more. */
 typedef struct flight {
@@ -91,6 +108,7 @@ typedef struct flight {
     uint64_t id, cost;
     uint32_t next_free, region_id;
     uint64_t target; /* CANCEL: whom */
+    uint32_t entry;  /* of the daemon's half, that a stream waits for: not to be used again before the line is free */
     uint16_t op;
     bool used, control, chosen;
     bool cancelled; /* a CANCEL of it is on its way: a late E_DEADLINE is not the end yet */
@@ -107,6 +125,8 @@ typedef struct call {
     int64_t deadline;
     const int *fds;
     uint32_t n_fds, region_id;
+    uint32_t entry; /* a stream waits for it already; WIRE_NONE32: none */
+    uint64_t entry_value;
     bool control, chosen, nobody; /* nobody: sent for its effect, its reply is an orphan from the start */
     uint8_t small[CLIENT_SMALL_FRAME];
 } call;
@@ -144,7 +164,9 @@ typedef struct waiter {
 } waiter;
 
 typedef struct counter_page {
-    uint8_t *base; /* WIRE_COUNTER_PAGE_BYTES, mapped */
+    struct counter_page *next; /* of those that were put aside */
+    uint8_t *base;             /* WIRE_COUNTER_PAGE_BYTES, mapped */
+    client_words *words;       /* as streams see it; NULL: none has asked.  Such a page is kept to the end */
     uint64_t generation;
     uint32_t n;
 } counter_page;
@@ -164,7 +186,7 @@ struct kvs_ns {
     uint32_t new_id, new_status; /* keeper, while it registers */
     bool by_id;
     kvs_ns_info info;
-    size_t canon_len;
+    size_t desc_len, canon_len; /* of the description; padded, as OPEN sends it */
     uint8_t canon[];
 };
 
@@ -202,6 +224,7 @@ struct kvs_client {
     uint32_t timeout_ms, connect_timeout_ms, backoff_min_ms, backoff_max_ms;
     uint32_t *alive; /* 1; reads as 0 in a forked child: the page is wiped there */
     int wake_fd;     /* eventfd: the keeper is wanted */
+    int poke_fd;     /* eventfd: the reader shall look up, something has happened that did not come by the socket */
     pthread_t keeper;
     bool has_keeper;
     pthread_condattr_t condattr;
@@ -223,6 +246,7 @@ struct kvs_client {
     uint64_t seq;
     uint32_t data_used, control_used, orphans;
     uint64_t bytes_used;
+    pace pace;
 
     kvs_request *all, *done_head, *done_tail;
     kvs_ns *namespaces;
@@ -230,6 +254,13 @@ struct kvs_client {
     chore *chores;
     counter_page pages[CLIENT_PAGES];
     uint32_t n_pages; /* ever; the current one is pages[(n_pages - 1) % CLIENT_PAGES] */
+    counter_page *aside;
+    kvs_pack *packs;
+    uint32_t packing; /* jobs of packs that were ended unanswered and still run */
+    bool pages_stuck; /* a stream may still wait on one: they are never unmapped */
+    kvs_stream *streams;
+    bool entry_used[WIRE_COUNTERS]; /* of the daemon's half: a stream waits for it */
+    pthread_mutex_t words_mu;       /* held while a page is made known to a GPU; mu is taken inside */
 
     uint32_t watch_mask;
     kvs_event *events; /* [CLIENT_EVENTS] ring */
@@ -252,6 +283,7 @@ void client_abandon(kvs_client *c, kvs_request *r);  /* FLYING only: results are
 bool client_is_settling(kvs_client *c, uint64_t id); /* answered, but the hardware runs on */
 bool client_is_child(const kvs_client *c);
 void client_wake_keeper(kvs_client *c);
+void client_poke(kvs_client *c);
 kvs_status client_table(kvs_client *c, uint32_t n, kvs_err *err); /* nothing may be in flight */
 
 /* keeper.c */
@@ -278,6 +310,36 @@ void counters_publish(kvs_client *c, const counter_page *p); /* mu held */
 void counters_abort(kvs_client *c);                          /* mu held */
 void counters_unmap(counter_page *p);
 void counters_fini(kvs_client *c);
+counter_page *counters_page_of(kvs_client *c, uint64_t generation); /* mu held; 0: the current one; NULL: gone */
+/* The daemon will not raise the entry: say why and raise it here.  mu held. */
+void counters_release(kvs_client *c, uint64_t generation, uint32_t entry, uint64_t value, kvs_status why);
+
+/* client.c */
+int client_thread(pthread_t *ret, const char *name, void *(*run)(void *ud),
+                  void *ud); /* 0 or errno; takes no signals */
+/* Wait until nothing of an answered request goes on.  E_DEADLINE: not yet. */
+kvs_status request_settle(kvs_request *r, uint32_t timeout_ms);
+
+/* ops.c: kvs_submit_store and kvs_submit_load of requests that kvs_poll never shows. */
+kvs_status store_submit_hidden(const kvs_store_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
+kvs_status load_submit_hidden(const kvs_load_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
+
+/* pack.c.  mu is held in the first two. */
+void pack_abandon(kvs_client *c, kvs_request *r); /* under way: its results are never written from here on */
+void pack_cancel(kvs_request *r);
+void packs_close(kvs_client *c, bool child); /* child: of a fork, which has no threads of ours */
+
+/* stream.c */
+/* A request on a stream, between call_begin and its submit: it begins when the stream has got here.  join: the stream goes
+ * on when it has ended, by ret_signal; call_drop lets it go on if the request is never sent. */
+kvs_status stream_enter(call *k, kvs_stream *s, bool join, kvs_mark *ret_after, kvs_mark *ret_signal, kvs_err *err);
+/* Without mark and stream: wait for the GPU, if the region is on one. */
+kvs_status stream_settle(const kvs_region *r, const kvs_mark *after, const kvs_stream *s, kvs_err *err);
+void *stream_cuda(const kvs_stream *s);
+/* The stream waits for an entry of the daemon's half that this library raises, by stream_unjoin. */
+kvs_status stream_join(kvs_stream *s, uint64_t *ret_generation, kvs_mark *ret, kvs_err *err);
+void stream_unjoin(kvs_client *c, uint64_t generation, kvs_mark mark, kvs_status why); /* mu is held */
+void streams_close(kvs_client *c, bool drain);
 
 /* checks a descriptor of the daemon: a memfd of at least `bytes` that cannot shrink */
 kvs_status memfd_check(int fd, uint64_t bytes, kvs_err *err);

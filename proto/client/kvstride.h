@@ -44,6 +44,7 @@ typedef struct kvs_client kvs_client;
 typedef struct kvs_ns kvs_ns;
 typedef struct kvs_region kvs_region;
 typedef struct kvs_request kvs_request;
+typedef struct kvs_stream kvs_stream;
 
 #define KVS_DEFAULT_SOCKET "/run/kvstrided/kvstrided.sock"
 enum {
@@ -139,12 +140,12 @@ KVS_API kvs_status kvs_scratch_create(kvs_client *c, uint32_t device, uint64_t b
 KVS_API kvs_status kvs_region_attach(kvs_client *c, kvs_ns *ns, const uint8_t token[16], kvs_region **ret,
                                      uint32_t timeout_ms, kvs_err *err);
 
+/* backend: who attends to this memory (enum kvs_backend), perhaps with KVS_BACKEND_OVERRIDE; 0: code of your own that
+ * takes every stride as it is given. */
 typedef struct kvs_plane_map {
     uint32_t fd; /* index into fds */
-    uint32_t
-        backend;   /* enum kvs_backend that attends to this memory, perhaps with KVS_BACKEND_OVERRIDE; 0: your own code,
-                         which takes every stride as it is given */
-    uint64_t base; /* bytes from the start of the memory to slot 0; multiple of 16 */
+    uint32_t backend;
+    uint64_t base;   /* bytes from the start of the memory to slot 0; multiple of 16 */
     uint64_t stride; /* bytes from slot to slot; multiple of 16 below 2^40 */
 } kvs_plane_map;
 
@@ -166,6 +167,12 @@ typedef struct kvs_import {
     uint32_t n_ipc;            /* KVS_MEMORY_CUDA_IPC: 1..64, and n_fds 0; maps[].fd is an index into ipc then */
     const kvs_ipc *ipc;        /* [n_ipc] */
 } kvs_import;
+
+/* What kvs_import wants to know of GPU memory that this process got by cudaMalloc: the handle of the whole allocation that p
+ * lies in, where p is in it (the least that each map's base is), and the allocation's bytes.  E_INVALID: memory that has no
+ * such handle (host, managed, of a stream-ordered pool, mapped); the message says which and what to use instead.
+ * E_UNSUPPORTED: no driver here. */
+KVS_API kvs_status kvs_ipc_of(const void *p, kvs_ipc *ret, uint64_t *ret_offset, uint64_t *ret_bytes, kvs_err *err);
 
 /* The engine's own KV memory as a region of ns: a contract over addresses, nothing is copied.  E_UNSUPPORTED: among others a
  * cross-layer view for a backend that was not verified with one (proto/backend.h); give it one tensor a layer. */
@@ -235,6 +242,38 @@ KVS_API kvs_status kvs_counter_set(kvs_client *c, uint32_t counter, uint64_t val
 KVS_API kvs_status kvs_counter_wait(kvs_client *c, uint64_t generation, kvs_mark mark, uint32_t timeout_ms,
                                     kvs_err *err);
 
+/* A mark that is reached already: nothing is waited for. */
+#define KVS_MARK_NOW                                                                                                   \
+    {                                                                                                                  \
+        0, 0, 0                                                                                                        \
+    }
+
+/* ---- order with a GPU's streams ----------------------------------------------------------------------------------- */
+/* A request that names slots of GPU memory must not overtake what this process has given its GPU: a kernel that still fills
+ * the slots, or reads them.  Three ways, the first is what happens by itself:
+ *   neither `after` nor a stream: the library waits for the GPU (all work of the primary contexts of this process) before it
+ *                                 sends.  KVS_MARK_NOW as `after` says that you have done so, or need not.
+ *   a stream:                     the request is sent at once and begins when the stream has got there.
+ *   `after`:                      a counter that you raise, kvs_stream_signal for one.
+ * A failed wait (E_DEVICE, E_STATE: a stream is being captured) sends nothing. */
+
+/* A CUDA stream (CUstream or cudaStream_t; NULL: the default stream of the calling thread's context) with entries
+ * first_counter..first_counter + n_counters - 1 of both halves of the counter page, which are its own from now on: of the
+ * client's half the first, of the daemon's one for each LOAD in flight.  The stream stays the caller's and must live until
+ * kvs_stream_close.  E_UNSUPPORTED: no driver here; E_RANGE; E_BUSY: another stream has one of these entries; E_STATE: it is
+ * being captured into a graph. */
+KVS_API kvs_status kvs_stream_open(kvs_client *c, void *cuda_stream, uint32_t first_counter, uint32_t n_counters,
+                                   kvs_stream **ret, kvs_err *err);
+/* Waits up to two seconds for the stream to get past its waits.  NULL is fine; kvs_close does it for what is left. */
+KVS_API void kvs_stream_close(kvs_stream *s);
+/* When the stream gets here it raises its counter, with everything before visible: *ret is the mark for `after`.  Of the
+ * connection of kvs_generation: after a reconnect signal again.  E_STATE: the stream is being captured; E_AWAY. */
+KVS_API kvs_status kvs_stream_signal(kvs_stream *s, kvs_mark *ret, kvs_err *err);
+/* The stream waits here until entry mark.counter of the daemon's half has reached mark.value, which a request of
+ * `generation` (0: now) signals.  It goes on when the job has failed too, and when the daemon goes: look at the request's
+ * status.  E_AWAY: that connection is gone, and the stream does not wait. */
+KVS_API kvs_status kvs_stream_wait(kvs_stream *s, uint64_t generation, kvs_mark mark, kvs_err *err);
+
 /* ---- finding --------------------------------------------------------------------------------------------------- */
 /* keys are n * 32 bytes in prefix order, everywhere. */
 
@@ -286,9 +325,13 @@ typedef struct kvs_load_args {
     uint32_t lease_first;     /* first of the n leased blocks */
     uint32_t reserved;        /* 0 */
     const kvs_slot *slots;    /* [n]; NULL: the daemon chooses all of them */
-    const kvs_mark *after;    /* nothing is touched before it is reached; NULL: at once */
+    const kvs_mark *after;    /* nothing is touched before it is reached; NULL: see "order with a GPU's streams" */
     const kvs_mark *signal;   /* advanced when the bytes are there, or with the error; NULL: none */
     kvs_load_result *results; /* [n], out: written whatever happens (a local E_DEADLINE: E_BUSY each) */
+    kvs_stream
+        *stream; /* NULL: none.  Else after and signal are NULL: the load begins when the stream has got here, and
+                           what is launched on it from now on runs when the load has ended, well or badly.  E_BUSY: all of
+                           the stream's counters are in use */
 } kvs_load_args;
 /* E_PARTIAL: see the results. */
 KVS_API kvs_status kvs_load(const kvs_load_args *a, uint32_t timeout_ms, kvs_err *err);
@@ -306,12 +349,15 @@ typedef struct kvs_store_args {
     uint32_t reserved;     /* 0 */
     const kvs_mark *after, *signal;
     kvs_status *results; /* [n], out.  E_EXISTS: is stored already, nothing was moved: as good as KVS_OK */
+    kvs_stream
+        *stream; /* NULL: none.  Else after is NULL: the store begins when the stream has got here.  The stream does
+                            not wait for it: fill the slots again when it is answered, or have it signal and wait for that */
 } kvs_store_args;
 KVS_API kvs_status kvs_store(const kvs_store_args *a, uint32_t timeout_ms, kvs_err *err);
 
 /* n private slots to fill: all or none. */
 KVS_API kvs_status kvs_slot_take(kvs_region *r, uint32_t n, kvs_slot *ret, uint32_t timeout_ms, kvs_err *err);
-/* End of use, once `after` is reached (NULL: now).  results [n] or NULL. */
+/* End of use, once `after` is reached (NULL: when the GPU is done with them).  results [n] or NULL. */
 KVS_API kvs_status kvs_slot_drop(kvs_region *r, const kvs_slot *slots, uint32_t n, const kvs_mark *after,
                                  kvs_status *results, uint32_t timeout_ms, kvs_err *err);
 
@@ -319,14 +365,18 @@ KVS_API kvs_status kvs_slot_drop(kvs_region *r, const kvs_slot *slots, uint32_t 
 
 typedef struct kvs_call_result {
     kvs_status status;
-    uint32_t parts, kernel; /* decode: as used; equal lengths, parts and kernel give equal bits */
+    uint32_t parts, kernel; /* decode, extend: as used; equal lengths, parts and kernel give equal bits */
     uint32_t bad;           /* ids, slots and lengths that were skipped */
 } kvs_call_result;
 
+enum kvs_source_type { KVS_SOURCE_PLANE = 0, KVS_SOURCE_BF16 = 1, KVS_SOURCE_FP16 = 2, KVS_SOURCE_FP32 = 3 };
+
 typedef struct kvs_write_call {
-    uint32_t plane;
-    kvs_region *scratch; /* holds the rows: kv_c [n_tokens][512], k_pe [n_tokens][64] of the plane's type */
+    uint32_t plane;      /* mla_bf16, mla_fp16, mla_fp32, mla_fp8 or fp8_ds_mla */
+    kvs_region *scratch; /* holds the rows: kv_c [n_tokens][512], k_pe [n_tokens][64] */
     uint64_t kv_c_offset, kv_c_stride, k_pe_offset, k_pe_stride; /* bytes */
+    uint32_t src_type; /* enum kvs_source_type; 0: the plane's own, bf16 for fp8.  Another one only for mla_fp8 */
+    float kv_scale;    /* mla_fp8: what a stored 1.0 stands for; finite and above 0.  Else 0 */
 } kvs_write_call;
 
 typedef struct kvs_write_args {
@@ -350,8 +400,8 @@ typedef struct kvs_decode_call {
     uint32_t parts; /* 0: chosen; 1..256 */
     kvs_region *scratch;
     float sm_scale;
-    uint32_t reserved;        /* 0 */
-    kvs_operand q_nope, q_pe; /* in:  [T][h_q][512], [T][h_q][64], T = n_seqs * s_q */
+    float kv_scale;           /* mla_fp8: as in kvs_write_call.  Else 0 */
+    kvs_operand q_nope, q_pe; /* in:  [T][h_q][512], [T][h_q][64], T = n_seqs * s_q (decode) or n_tokens (extend) */
     kvs_operand out, lse;     /* out: [T][h_q][512], fp32 [T][h_q] */
     const kvs_mark *after, *signal;
 } kvs_decode_call;
@@ -369,6 +419,22 @@ typedef struct kvs_decode_args {
     kvs_call_result *results;     /* [n_calls], out */
 } kvs_decode_args;
 KVS_API kvs_status kvs_decode(const kvs_decode_args *a, uint32_t timeout_ms, kvs_err *err);
+
+/* As kvs_decode, with as many queries for each sequence as it brings: those of a prompt behind its cached prefix, whose own
+ * rows are written first.  Query j of the s of a sequence sees its first seq_len - s + j + 1 tokens. */
+typedef struct kvs_extend_args {
+    kvs_ns *ns;
+    kvs_region *region;
+    uint32_t n_seqs, table_width, n_tokens, h_q;
+    uint32_t n_calls;
+    uint32_t flags;               /* enum kvs_decode_flags */
+    const int32_t *q_start;       /* [n_seqs + 1] query tokens q_start[i] .. q_start[i + 1] - 1 are sequence i's */
+    const int32_t *seq_len;       /* [n_seqs] tokens, those of the queries included */
+    const int32_t *block_table;   /* [n_seqs][table_width] slots */
+    const kvs_decode_call *calls; /* [n_calls], operands of n_tokens query tokens */
+    kvs_call_result *results;     /* [n_calls], out */
+} kvs_extend_args;
+KVS_API kvs_status kvs_extend(const kvs_extend_args *a, uint32_t timeout_ms, kvs_err *err);
 
 /* ---- residency: results [n] or NULL ------------------------------------------------------------------------------ */
 
@@ -461,6 +527,7 @@ KVS_API kvs_status kvs_submit_slot_drop(kvs_region *r, const kvs_slot *slots, ui
                                         kvs_status *results, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
 KVS_API kvs_status kvs_submit_write(const kvs_write_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
 KVS_API kvs_status kvs_submit_decode(const kvs_decode_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
+KVS_API kvs_status kvs_submit_extend(const kvs_extend_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
 
 /* The caller's own number for a request; 0 at first. */
 KVS_API void kvs_request_set_tag(kvs_request *r, uint64_t tag);

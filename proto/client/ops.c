@@ -18,8 +18,8 @@ static kvs_status run(builder build, const void *args, uint32_t timeout_ms, kvs_
     return s;
 }
 
-static kvs_status submit(kvs_client *c, builder build, const void *args, kvs_request **ret, uint32_t timeout_ms,
-                         kvs_err *err)
+static kvs_status submit_as(kvs_client *c, bool hidden, builder build, const void *args, kvs_request **ret,
+                            uint32_t timeout_ms, kvs_err *err)
 {
     kvs_request *r;
     call k;
@@ -30,6 +30,7 @@ static kvs_status submit(kvs_client *c, builder build, const void *args, kvs_req
     s = request_create(&r, c, err);
     if (s != KVS_OK)
         return s;
+    r->pipelined = !hidden;
     s = build(&k, r, args, timeout_ms, err);
     if (s == KVS_OK)
         s = call_submit(&k, err);
@@ -40,6 +41,12 @@ static kvs_status submit(kvs_client *c, builder build, const void *args, kvs_req
     }
     *ret = r;
     return KVS_OK;
+}
+
+static kvs_status submit(kvs_client *c, builder build, const void *args, kvs_request **ret, uint32_t timeout_ms,
+                         kvs_err *err)
+{
+    return submit_as(c, false, build, args, ret, timeout_ms, err);
 }
 
 /* ---- handles in bodies: read after call_begin, which remembers the connection that their numbers must belong to ---- */
@@ -200,6 +207,7 @@ static kvs_status ns_create(kvs_client *c, const kvs_namespace *desc, kvs_ns **r
         return s;
     }
     ns->c = c;
+    ns->desc_len = len;
     ns->canon_len = (len + 7) / 8 * 8;
     ns->info.n_planes = desc->n_planes;
     ns->info.tokens_per_block = desc->tokens_per_block;
@@ -396,12 +404,42 @@ static bool any_slot_is_free(const kvs_slot *slots, uint32_t n)
     return slots == NULL;
 }
 
+static kvs_status load_check(const kvs_load_args *a, kvs_err *err)
+{
+    kvs_status s = count_check("blocks", a->n, err);
+
+    if (s == KVS_OK)
+        s = mark_check(a->after, a->signal, err);
+    if (s == KVS_OK && a->stream != NULL && (a->after != NULL || a->signal != NULL))
+        s = kvs_fail(err, KVS_E_INVALID, "%s: not with a stream, which has its own", a->after ? "after" : "signal");
+    if (s == KVS_OK && a->slots != NULL)
+        s = slots_check(a->region, a->slots, a->n, err);
+    if (s == KVS_OK && a->slots != NULL) /* what the daemon chooses nobody has touched */
+        s = stream_settle(a->region, a->after, a->stream, err);
+    return s;
+}
+
+static kvs_status load_marks(call *k, const kvs_load_args *a, wire_load_req *q, kvs_err *err)
+{
+    kvs_mark after, signal;
+
+    put_mark(a->after, &q->after_counter, &q->after_value);
+    put_mark(a->signal, &q->signal_counter, &q->signal_value);
+    if (a->stream != NULL) {
+        kvs_status s = stream_enter(k, a->stream, true, &after, &signal, err);
+
+        if (s != KVS_OK)
+            return s;
+        put_mark(&after, &q->after_counter, &q->after_value);
+        put_mark(&signal, &q->signal_counter, &q->signal_value);
+    }
+    return KVS_OK;
+}
+
 static void fill_load(const kvs_load_args *a, wire_load_req *q)
 {
     q->n = a->n;
     q->flags = a->lease != NULL ? WIRE_LOAD_BY_LEASE : 0;
-    put_mark(a->after, &q->after_counter, &q->after_value);
-    put_mark(a->signal, &q->signal_counter, &q->signal_value);
     if (a->lease != NULL)
         memcpy(q->lease, a->lease->id, sizeof q->lease);
     q->lease_first = a->lease_first;
@@ -412,16 +450,12 @@ static kvs_status build_load(call *k, kvs_request *r, const void *args, uint32_t
     const kvs_load_args *a = args;
     bool by_lease = a->lease != NULL;
     wire_load_req q = {0};
-    kvs_status s = count_check("blocks", a->n, err);
+    kvs_status s = load_check(a, err);
 
     r->op = WIRE_LOAD;
     r->items = a->results;
     r->n = a->n;
     r->args = a;
-    if (s == KVS_OK)
-        s = mark_check(a->after, a->signal, err);
-    if (s == KVS_OK && a->slots != NULL)
-        s = slots_check(a->region, a->slots, a->n, err);
     if (s == KVS_OK)
         s = call_begin(k, a->ns->c, r, WIRE_LOAD,
                        WIRE_load_req_BYTES + (uint64_t)a->n * (WIRE_slot_ref_BYTES + (by_lease ? 0 : WIRE_KEY_BYTES)),
@@ -429,6 +463,8 @@ static kvs_status build_load(call *k, kvs_request *r, const void *args, uint32_t
     if (s != KVS_OK)
         return s;
     s = call_place(k, a->ns, a->region, &q.ns, &q.region, err);
+    if (s == KVS_OK)
+        s = load_marks(k, a, &q, err);
     fill_load(a, &q);
     wire_put_load_req(&k->out, &q);
     if (!by_lease)
@@ -450,6 +486,11 @@ kvs_status kvs_submit_load(const kvs_load_args *a, kvs_request **ret, uint32_t t
     return submit(a->ns->c, build_load, a, ret, timeout_ms, err);
 }
 
+kvs_status load_submit_hidden(const kvs_load_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
+{
+    return submit_as(a->ns->c, true, build_load, a, ret, timeout_ms, err);
+}
+
 static kvs_status store_check(const kvs_store_args *a, kvs_err *err)
 {
     kvs_status s = count_check("blocks", a->n, err);
@@ -458,13 +499,18 @@ static kvs_status store_check(const kvs_store_args *a, kvs_err *err)
         s = mark_check(a->after, a->signal, err);
     if (s == KVS_OK && a->first_depth > 0 && a->parent == NULL)
         s = kvs_fail(err, KVS_E_INVALID, "parent: none, but first_depth is %u", a->first_depth);
-    return s == KVS_OK ? slots_check(a->region, a->slots, a->n, err) : s;
+    if (s == KVS_OK && a->stream != NULL && a->after != NULL)
+        s = kvs_fail(err, KVS_E_INVALID, "after: not with a stream, which has its own");
+    if (s == KVS_OK)
+        s = slots_check(a->region, a->slots, a->n, err);
+    return s == KVS_OK ? stream_settle(a->region, a->after, a->stream, err) : s;
 }
 
 static kvs_status build_store(call *k, kvs_request *r, const void *args, uint32_t timeout_ms, kvs_err *err)
 {
     const kvs_store_args *a = args;
     wire_store_req q = {.n = a->n, .flags = a->flags, .first_depth = a->first_depth};
+    kvs_mark on_stream = KVS_MARK_NOW;
     kvs_status s = store_check(a, err);
 
     r->op = WIRE_STORE;
@@ -479,6 +525,10 @@ static kvs_status build_store(call *k, kvs_request *r, const void *args, uint32_
     s = call_place(k, a->ns, a->region, &q.ns, &q.region, err);
     put_mark(a->after, &q.after_counter, &q.after_value);
     put_mark(a->signal, &q.signal_counter, &q.signal_value);
+    if (s == KVS_OK && a->stream != NULL) {
+        s = stream_enter(k, a->stream, false, &on_stream, NULL, err);
+        put_mark(&on_stream, &q.after_counter, &q.after_value);
+    }
     if (a->first_depth > 0)
         memcpy(q.parent, a->parent, sizeof q.parent);
     wire_put_store_req(&k->out, &q);
@@ -496,6 +546,11 @@ kvs_status kvs_store(const kvs_store_args *a, uint32_t timeout_ms, kvs_err *err)
 kvs_status kvs_submit_store(const kvs_store_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
 {
     return submit(a->ns->c, build_store, a, ret, timeout_ms, err);
+}
+
+kvs_status store_submit_hidden(const kvs_store_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
+{
+    return submit_as(a->ns->c, true, build_store, a, ret, timeout_ms, err);
 }
 
 kvs_status kvs_slot_take(kvs_region *region, uint32_t n, kvs_slot *ret, uint32_t timeout_ms, kvs_err *err)
@@ -540,6 +595,8 @@ static kvs_status build_slot_drop(call *k, kvs_request *r, const void *args, uin
     if (s == KVS_OK)
         s = slots_check(a->region, a->slots, a->n, err);
     if (s == KVS_OK)
+        s = stream_settle(a->region, a->after, NULL, err);
+    if (s == KVS_OK)
         s = call_begin(k, a->region->c, r, WIRE_SLOT_DROP,
                        WIRE_slot_drop_req_BYTES + (uint64_t)a->n * WIRE_slot_ref_BYTES, timeout_ms, err);
     if (s != KVS_OK)
@@ -581,6 +638,8 @@ static kvs_status build_write(call *k, kvs_request *r, const void *args, uint32_
     if (s == KVS_OK)
         s = mark_check(a->after, a->signal, err);
     if (s == KVS_OK)
+        s = stream_settle(a->region, a->after, NULL, err);
+    if (s == KVS_OK)
         s = call_begin(k, a->ns->c, r, WIRE_WRITE,
                        WIRE_write_req_BYTES + (uint64_t)a->n_calls * WIRE_write_call_BYTES + (uint64_t)a->n_tokens * 8,
                        timeout_ms, err);
@@ -592,8 +651,13 @@ static kvs_status build_write(call *k, kvs_request *r, const void *args, uint32_
     wire_put_write_req(&k->out, &q);
     for (uint32_t i = 0; i < a->n_calls && s == KVS_OK; i++) {
         const kvs_write_call *from = &a->calls[i];
-        wire_write_call to = {from->plane,      0, from->kv_c_offset, from->kv_c_stride, from->k_pe_offset,
-                              from->k_pe_stride};
+        wire_write_call to = {.plane = from->plane,
+                              .kv_c_offset = from->kv_c_offset,
+                              .kv_c_stride = from->kv_c_stride,
+                              .k_pe_offset = from->k_pe_offset,
+                              .k_pe_stride = from->k_pe_stride,
+                              .src_type = from->src_type,
+                              .kv_scale = from->kv_scale};
 
         s = call_region(k, from->scratch, &to.scratch, err);
         wire_put_write_call(&k->out, &to);
@@ -618,6 +682,7 @@ static kvs_status put_decode_call(call *k, const kvs_decode_call *from, kvs_err 
     wire_decode_call to = {.plane = from->plane,
                            .parts = from->parts,
                            .sm_scale = from->sm_scale,
+                           .kv_scale = from->kv_scale,
                            .q_nope_offset = from->q_nope.offset,
                            .q_nope_token = from->q_nope.token,
                            .q_nope_head = from->q_nope.head,
@@ -638,6 +703,15 @@ static kvs_status put_decode_call(call *k, const kvs_decode_call *from, kvs_err 
     put_mark(from->signal, &to.signal_counter, &to.signal_value);
     wire_put_decode_call(&k->out, &to);
     return s;
+}
+
+/* A mark, unless one of the calls has none. */
+static const kvs_mark *any_after(const kvs_decode_args *a)
+{
+    for (uint32_t i = 1; i < a->n_calls; i++)
+        if (a->calls[i].after == NULL)
+            return NULL;
+    return a->calls[0].after;
 }
 
 static void put_i32s(wire_out *o, const int32_t *p, uint64_t n)
@@ -665,6 +739,8 @@ static kvs_status build_decode(call *k, kvs_request *r, const void *args, uint32
     if (s == KVS_OK && cells > UINT32_MAX)
         s = kvs_fail(err, KVS_E_LIMIT, "block_table: %u x %u entries", a->n_seqs, a->table_width);
     if (s == KVS_OK)
+        s = stream_settle(a->region, any_after(a), NULL, err);
+    if (s == KVS_OK)
         s = call_begin(k, a->ns->c, r, WIRE_DECODE,
                        WIRE_decode_req_BYTES + (uint64_t)a->n_calls * WIRE_decode_call_BYTES + (uint64_t)a->n_seqs * 4 +
                            cells * 4 + 16,
@@ -688,6 +764,50 @@ kvs_status kvs_decode(const kvs_decode_args *a, uint32_t timeout_ms, kvs_err *er
 kvs_status kvs_submit_decode(const kvs_decode_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
 {
     return submit(a->ns->c, build_decode, a, ret, timeout_ms, err);
+}
+
+static kvs_status build_extend(call *k, kvs_request *r, const void *args, uint32_t timeout_ms, kvs_err *err)
+{
+    const kvs_extend_args *a = args;
+    uint64_t cells = (uint64_t)a->n_seqs * a->table_width;
+    wire_extend_req q = {.n_seqs = a->n_seqs,
+                         .table_width = a->table_width,
+                         .n_tokens = a->n_tokens,
+                         .h_q = a->h_q,
+                         .n_calls = a->n_calls,
+                         .flags = a->flags};
+    kvs_status s = count_check("calls", a->n_calls, err);
+
+    r->op = WIRE_EXTEND;
+    r->items = a->results;
+    r->n = a->n_calls;
+    if (s == KVS_OK && cells > UINT32_MAX)
+        s = kvs_fail(err, KVS_E_LIMIT, "block_table: %u x %u entries", a->n_seqs, a->table_width);
+    if (s == KVS_OK)
+        s = call_begin(k, a->ns->c, r, WIRE_EXTEND,
+                       WIRE_extend_req_BYTES + (uint64_t)a->n_calls * WIRE_decode_call_BYTES +
+                           ((uint64_t)a->n_seqs + 1) * 8 + cells * 4 + 24,
+                       timeout_ms, err);
+    if (s != KVS_OK)
+        return s;
+    s = call_place(k, a->ns, a->region, &q.ns, &q.region, err);
+    wire_put_extend_req(&k->out, &q);
+    for (uint32_t i = 0; i < a->n_calls && s == KVS_OK; i++)
+        s = put_decode_call(k, &a->calls[i], err);
+    put_i32s(&k->out, a->q_start, (uint64_t)a->n_seqs + 1);
+    put_i32s(&k->out, a->seq_len, a->n_seqs);
+    put_i32s(&k->out, a->block_table, cells);
+    return finish(k, s);
+}
+
+kvs_status kvs_extend(const kvs_extend_args *a, uint32_t timeout_ms, kvs_err *err)
+{
+    return run(build_extend, a, timeout_ms, err);
+}
+
+kvs_status kvs_submit_extend(const kvs_extend_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
+{
+    return submit(a->ns->c, build_extend, a, ret, timeout_ms, err);
 }
 
 /* ---- residency ---- */

@@ -255,6 +255,11 @@ size_t region_import_body(const kvs_region *r, uint32_t ns, uint32_t device, uin
     return o.len;
 }
 
+kvs_status kvs_ipc_of(const void *p, kvs_ipc *ret, uint64_t *ret_offset, uint64_t *ret_bytes, kvs_err *err)
+{
+    return client_memory_handle(p, ret->uuid, ret->handle, ret_offset, ret_bytes, err);
+}
+
 kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret, uint32_t timeout_ms, kvs_err *err)
 {
     kvs_request req = {0};

@@ -1,7 +1,8 @@
 /* kvstridectl bench: every figure beside a plain one of the same run, as a ratio.  Both are taken in turn, round
  * after round, and the median of the rounds' ratios counts: other load on the machine meets both alike.
  *
- *   GPU      where there is one: whole blocks through the socket  /  raw copies of pinned memory, see bench_gpu.h
+ *   GPU      where there is one: blocks through the socket  /  raw copies of pinned memory, see bench_gpu.h; engines
+ *            beside them, see bench_side.h
  *   copy     STORE and LOAD of whole blocks  /  memcpy of the same blocks on one thread, in turn
  *   trip     PING through libkvstride        /  a bare epoll echo, in turn
  *   lookup   LOOKUP of 1,000 random keys of a million resident  /  that echo; and the tails of both under a store flood
@@ -23,7 +24,9 @@
 #include <unistd.h>
 
 #include "config/json.h"
+#include "proto/ctl/bench_busy.h"
 #include "proto/ctl/bench_gpu.h"
+#include "proto/ctl/bench_list.h"
 #include "proto/ctl/clock.h"
 #include "proto/ctl/echo.h"
 #include "proto/ctl/pattern.h"
@@ -34,7 +37,6 @@
 enum {
     COPY_BLOCKS = 32,
     COPY_ROUNDS = 21,
-    FIGURES = 48,
     MAX_ROUNDS = 64,
     TRIP_ROUNDS = 60,
     TRIPS = 100,
@@ -50,44 +52,12 @@ enum {
     CALL_MS = 60000,
 };
 
-/* One line of the result: of n samples the median, and for latencies the 99th percentile as well. */
-typedef struct sample_set {
-    double p50, p99; /* p99: NAN where only the median says anything */
-} sample_set;
-
-typedef struct figure {
-    char name[72];
-    const char *plain_is, *unit;
-    sample_set value, plain; /* plain.p50 NAN: there is none */
-    double ratio, target;    /* ratio NAN: the value itself is judged */
-    bool at_least;
-} figure;
-
 typedef struct bench {
     const ctl *c;
-    figure figures[FIGURES];
-    uint32_t n;
-    char card[64];  /* empty: no GPU */
+    bench_list *list;
     cpu_set_t cpus; /* where this process may run */
     kvs_err err;
 } bench;
-
-static const sample_set NONE = {NAN, NAN};
-
-static figure *add(bench *b, const char *name, const char *unit, sample_set value, bool at_least, double target)
-{
-    figure *f = &b->figures[b->n < FIGURES ? b->n++ : FIGURES - 1];
-
-    *f = (figure){.plain_is = "", .unit = unit, .value = value, .plain = NONE, .ratio = NAN, .at_least = at_least};
-    (void)snprintf(f->name, sizeof f->name, "%s", name);
-    f->target = target;
-    return f;
-}
-
-static sample_set latency(double *us, size_t n)
-{
-    return (sample_set){clock_percentile(us, n, 50), clock_percentile(us, n, 99)};
-}
 
 /* The ratio is of the same percentile of both, round by round, and of all rounds the median: a neighbour that wakes up
  * for one of them does not decide.  Sorts the samples within their rounds, then altogether. */
@@ -96,15 +66,17 @@ static void add_latency(bench *b, const char *name, double *us, double *plain, s
 {
     double ratios[MAX_ROUNDS];
     size_t rounds = n / per_round < MAX_ROUNDS ? n / per_round : MAX_ROUNDS;
-    figure *f;
+    bench_figure *f = bench_add(b->list, "us", false, target, "%s", name);
 
     for (size_t r = 0; r < rounds; r++)
         ratios[r] = clock_percentile(us + r * per_round, per_round, percent) /
                     clock_percentile(plain + r * per_round, per_round, percent);
-    f = add(b, name, "us", latency(us, n), false, target);
-    f->plain = latency(plain, n);
+    bench_judge(f, ratios, rounds);
+    f->value = clock_percentile(us, n, 50);
+    f->p99 = clock_percentile(us, n, 99);
+    f->plain = clock_percentile(plain, n, 50);
+    f->plain_p99 = clock_percentile(plain, n, 99);
     f->plain_is = "epoll echo, in turn";
-    f->ratio = clock_percentile(ratios, rounds, 50);
 }
 
 /* A client with one region of `n` private slots. */
@@ -278,14 +250,13 @@ static kvs_status copy_rounds(bench *b, user *u, copies *ret)
 static void add_copy(bench *b, const char *op, uint64_t slot, bool checksum, double *rates, double *ratios,
                      double plain)
 {
-    char name[72];
-    figure *f;
+    bench_figure *f = bench_add(b->list, "GB/s", true, 0.85, "%s, %" PRIu64 "-byte blocks, checksum %s", op, slot,
+                                checksum ? "on" : "off");
 
-    (void)snprintf(name, sizeof name, "%s, %" PRIu64 "-byte blocks, checksum %s", op, slot, checksum ? "on" : "off");
-    f = add(b, name, "GB/s", (sample_set){clock_percentile(rates, COPY_ROUNDS, 50), NAN}, true, 0.85);
-    f->plain = (sample_set){plain, NAN};
+    f->value = clock_percentile(rates, COPY_ROUNDS, 50);
+    f->plain = plain;
     f->plain_is = "memcpy, one thread";
-    f->ratio = clock_percentile(ratios, COPY_ROUNDS, 50);
+    bench_judge(f, ratios, COPY_ROUNDS);
 }
 
 static kvs_status bench_copy(bench *b, bool checksum)
@@ -440,7 +411,7 @@ static void *flood_main(void *arg)
     return NULL;
 }
 
-static kvs_status bench_flood(bench *b, user *u, const echo *e, const char *socket)
+static kvs_status under_flood(bench *b, user *u, const echo *e, const char *socket)
 {
     static double look[TAIL_SAMPLES], echoes[TAIL_SAMPLES];
     static flood f[FLOODERS];
@@ -486,8 +457,8 @@ static kvs_status metadata(bench *b, user *u)
         const json_node *bytes = dir != NULL ? json_member(dir, "metadata_bytes") : NULL;
 
         if (bytes != NULL)
-            (void)add(b, "metadata a slot, a million resident", "bytes",
-                      (sample_set){json_number(bytes) / RESIDENT, NAN}, false, 160);
+            bench_add(b->list, "bytes", false, 160, "metadata a slot, a million resident")->value =
+                json_number(bytes) / RESIDENT;
         else
             s = kvs_fail(&b->err, KVS_E_PROTO, "status has no directory.metadata_bytes");
     }
@@ -520,9 +491,22 @@ static void place(const cpu_set_t *all, pid_t daemon, pid_t plain)
     (void)sched_setaffinity(0, sizeof one, &one);
 }
 
-static kvs_status bench_lookup(bench *b)
+static kvs_status bench_million(bench *b, user *u, const echo *e, const char *socket)
 {
     static double look[LOOKUPS], echoes[LOOKUPS];
+    kvs_status s = fill(b, u);
+
+    if (s == KVS_OK)
+        s = lookups(b, u, e, look, echoes, LOOKUPS);
+    if (s == KVS_OK)
+        add_latency(b, "LOOKUP of 1,000 random keys of a million", look, echoes, LOOKUPS, TRIPS, 50, 25);
+    if (s == KVS_OK)
+        s = metadata(b, u);
+    return s == KVS_OK ? under_flood(b, u, e, socket) : s;
+}
+
+static kvs_status bench_lookup(bench *b)
+{
     static const char *const SETTINGS[] = {"pool.max_bytes=2560MiB", "pool.extent_bytes=256MiB",
                                            "device.max_region_bytes=512MiB", "pool.checksum=true", "device.kind=cpu"};
     private_daemon d = {0};
@@ -540,16 +524,8 @@ static kvs_status bench_lookup(bench *b)
         place(&b->cpus, d.pid, e.pid);
     if (s == KVS_OK)
         s = bench_trip(b, &u, &e);
-    if (s == KVS_OK)
-        s = fill(b, &u);
-    if (s == KVS_OK)
-        s = lookups(b, &u, &e, look, echoes, LOOKUPS);
-    if (s == KVS_OK)
-        add_latency(b, "LOOKUP of 1,000 random keys of a million", look, echoes, LOOKUPS, TRIPS, 50, 25);
-    if (s == KVS_OK)
-        s = metadata(b, &u);
-    if (s == KVS_OK)
-        s = bench_flood(b, &u, &e, d.socket);
+    if (s == KVS_OK && !b->c->quick)
+        s = bench_million(b, &u, &e, d.socket);
     (void)sched_setaffinity(0, sizeof b->cpus, &b->cpus);
     echo_stop(&e);
     user_close(&u);
@@ -603,116 +579,76 @@ static kvs_status bench_idle(bench *b)
         (void)sleep(1);
         before = wakeups(d.pid);
         (void)sleep(IDLE_SECONDS);
-        (void)add(b, "wake-ups of an idle daemon", "a second",
-                  (sample_set){(double)(wakeups(d.pid) - before) / IDLE_SECONDS, NAN}, false, 1);
+        bench_add(b->list, "a second", false, 1, "wake-ups of an idle daemon")->value =
+            (double)(wakeups(d.pid) - before) / IDLE_SECONDS;
     }
     user_close(&u);
     private_stop(&d);
     return s;
 }
 
-/* ---- output ---- */
-
-static bool met(const figure *f)
-{
-    double judged = isnan(f->ratio) ? f->value.p50 : f->ratio;
-
-    return f->at_least ? judged >= f->target : judged <= f->target;
-}
-
-/* A number, or nothing. */
-static const char *cell(char buf[16], double v)
-{
-    (void)snprintf(buf, 16, "%.2f", v);
-    return isnan(v) ? "" : buf;
-}
-
-static void print_text(const bench *b)
-{
-    char t[5][16];
-
-    (void)printf("%-45s %9s %9s %-8s %9s %9s  %-19s %6s  %s\n", "", "median", "p99", "", "plain", "p99", "plain is",
-                 "ratio", "target");
-    for (uint32_t i = 0; i < b->n; i++) {
-        const figure *f = &b->figures[i];
-
-        (void)printf("%-45s %9s %9s %-8s %9s %9s  %-19s %6s  %s %g%s\n", f->name, cell(t[0], f->value.p50),
-                     cell(t[1], f->value.p99), f->unit, cell(t[2], f->plain.p50), cell(t[3], f->plain.p99), f->plain_is,
-                     cell(t[4], f->ratio), f->at_least ? ">=" : "<=", f->target, met(f) ? "" : "  MISSED");
-    }
-    (void)printf("(the ratio is the median of the ratios of each round, both taken in turn%s;\n"
-                 " of round trips and lookups: client on one CPU, both servers on another)\n",
-                 b->card[0] != '\0' ? "; of a latency above a raw copy it is the difference in us" : "");
-}
-
-static int put_figures(const bench *b)
-{
-    json_writer *w = json_writer_create();
-
-    json_begin_object(w, NULL);
-    json_put_string(w, "version", KVS_VERSION);
-    if (b->card[0] != '\0')
-        json_put_string(w, "gpu", b->card);
-    json_put_i64(w, "cores", sysconf(_SC_NPROCESSORS_ONLN));
-    json_begin_array(w, "figures");
-    for (uint32_t i = 0; i < b->n; i++) {
-        const figure *f = &b->figures[i];
-
-        json_begin_object(w, NULL);
-        json_put_string(w, "name", f->name);
-        json_put_string(w, "unit", f->unit);
-        json_put_double(w, "value", f->value.p50); /* what is not there is null */
-        json_put_double(w, "p99", f->value.p99);
-        json_put_double(w, "plain", f->plain.p50);
-        json_put_double(w, "plain_p99", f->plain.p99);
-        json_put_string(w, "plain_is", f->plain_is);
-        json_put_double(w, "ratio", f->ratio);
-        json_put_string(w, "target_is", f->at_least ? "at least" : "at most");
-        json_put_double(w, "target", f->target);
-        json_put_bool(w, "met", met(f));
-        json_end(w);
-    }
-    json_end(w);
-    json_end(w);
-    return ctl_put(w, CTL_OK);
-}
+/* ---- all of it ---- */
 
 /* Where there is a GPU.  All other figures are those of the cpu device, on every machine. */
 static kvs_status bench_card(bench *b)
 {
-    static bench_gpu_result r;
-    kvs_status s = bench_gpu(&r, &b->err);
+    kvs_status s = bench_gpu(b->list, b->c->quick, &b->err);
 
-    for (uint32_t i = 0; i < r.n && s == KVS_OK; i++) {
-        const gpu_figure *g = &r.figures[i];
-        figure *f = add(b, g->name, g->unit, (sample_set){g->value, g->p99}, g->at_least, g->target);
+    return s == KVS_E_UNSUPPORTED && b->list->n == 0 ? KVS_OK : s;
+}
 
-        f->plain = (sample_set){g->plain, NAN};
-        f->plain_is = g->plain_is;
-        f->ratio = g->judged;
-    }
+static kvs_status run_all(bench *b)
+{
+    kvs_status s = bench_card(b);
+
     if (s == KVS_OK)
-        (void)snprintf(b->card, sizeof b->card, "%s", r.card);
-    return s == KVS_E_UNSUPPORTED ? KVS_OK : s;
+        s = bench_copy(b, true);
+    if (s == KVS_OK && !b->c->quick)
+        s = bench_copy(b, false);
+    if (s == KVS_OK)
+        s = bench_lookup(b);
+    if (s == KVS_OK && !b->c->quick)
+        s = bench_idle(b);
+    if (s == KVS_OK && b->c->svg != NULL)
+        s = bench_svg(b->list, b->c->svg, &b->err);
+    return s;
+}
+
+static int show(const bench *b)
+{
+    json_writer *w;
+
+    if (!b->c->json) {
+        bench_print(b->list, stdout);
+        return CTL_OK;
+    }
+    w = json_writer_create();
+    json_begin_object(w, NULL);
+    bench_put(b->list, w);
+    json_end(w);
+    return ctl_put(w, CTL_OK);
+}
+
+static int run_engine(const char *work)
+{
+    kvs_err err = {0};
+    kvs_status s = bench_busy_run(work, &err);
+
+    if (s == KVS_E_INVALID)
+        return ctl_usage("%s", err.msg);
+    if (s != KVS_OK)
+        (void)fprintf(stderr, "kvstridectl: bench --engine: %s\n", err.msg);
+    return s == KVS_OK ? CTL_OK : CTL_FAILED;
 }
 
 int ctl_bench(const ctl *c)
 {
-    bench b = {.c = c};
-    kvs_status s = bench_card(&b);
+    static bench_list list;
+    bench b = {.c = c, .list = &list};
+    kvs_status s;
 
-    if (s == KVS_OK)
-        s = bench_copy(&b, true);
-    if (s == KVS_OK)
-        s = bench_copy(&b, false);
-    if (s == KVS_OK)
-        s = bench_lookup(&b);
-    if (s == KVS_OK)
-        s = bench_idle(&b);
-    if (s != KVS_OK)
-        return ctl_fail(c, "bench", s, &b.err);
-    if (c->json)
-        return put_figures(&b);
-    print_text(&b);
-    return CTL_OK;
+    if (c->engine != NULL)
+        return run_engine(c->engine);
+    s = run_all(&b);
+    return s == KVS_OK ? show(&b) : ctl_fail(c, "bench", s, &b.err);
 }

@@ -4,142 +4,31 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "config/json.h"
-#include "kernels/client_cuda.h"
-#include "proto/client/kvstride.h"
+#include "proto/ctl/bench_side.h"
+#include "proto/ctl/bench_user.h"
 #include "proto/ctl/clock.h"
-#include "proto/ctl/pattern.h"
 #include "proto/ctl/private.h"
 
-enum {
-    TOKENS = 64,
-    WHOLE_LAYERS = 61, /* 4,497,408 bytes a block */
-    SMALL_LAYERS = 16, /* 1,179,648 */
-    WHOLE_BLOCKS = 200,
-    SMALL_BLOCKS = 763, /* about as many bytes */
-    ROUNDS = 9,
-    TRIPS = 400,
-    CALL_MS = 60000,
-};
+enum { TOKENS = 64, WHOLE_LAYERS = 61, SMALL_LAYERS = 16, WHOLE_BLOCKS = 200, SMALL_BLOCKS = 763, MAX_ROUNDS = 9 };
+enum { STORE, LOAD, BOTH, WAYS };
+static const char *const WAY_NAMES[WAYS] = {"STORE", "LOAD", "both"};
 
-/* A client with a region of private slots, and a copy of them in pinned host memory for the raw copies. */
-typedef struct mover_user {
-    kvs_client *client;
-    kvs_ns *ns;
-    kvs_region *region;
-    uint8_t *base;
-    uint64_t slot_bytes;
-    uint32_t n;
-    kvs_slot *slots;
-    uint8_t *keys;     /* of blocks named_id.. */
-    uint64_t named_id; /* plus one; 0: none yet */
-    kvs_status *stored;
-    kvs_load_result *loaded;
-    client_cuda_lane *lane;
-    void *pinned;
-} mover_user;
-
-static void user_close(mover_user *u)
-{
-    client_cuda_lane_close(u->lane);
-    kvs_close(u->client);
-    free(u->slots);
-    free(u->keys);
-    free(u->stored);
-    free(u->loaded);
-    *u = (mover_user){0};
-}
-
-static kvs_status user_memory(mover_user *u, uint32_t n, kvs_err *err)
-{
-    u->n = n;
-    u->slots = calloc(n, sizeof *u->slots);
-    u->keys = malloc((size_t)n * KVS_KEY_BYTES);
-    u->stored = calloc(n, sizeof *u->stored);
-    u->loaded = calloc(n, sizeof *u->loaded);
-    if (u->slots == NULL || u->keys == NULL || u->stored == NULL || u->loaded == NULL)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "no memory for %" PRIu32 " blocks", n);
-    return KVS_OK;
-}
-
-static kvs_status user_open(mover_user *u, const char *socket, uint32_t layers, uint32_t n, kvs_err *err)
-{
-    static kvs_plane planes[WHOLE_LAYERS];
-    kvs_options o = KVS_OPTIONS_INIT;
-    kvs_namespace desc;
-    kvs_ns_info info;
-    void *base = NULL;
-    uint64_t bytes;
-    kvs_status s = user_memory(u, n, err);
-
-    o.path = socket;
-    o.name = "kvstridectl bench";
-    if (s == KVS_OK)
-        s = kvs_connect(&u->client, &o, err);
-    if (s == KVS_OK)
-        s = kvs_namespace_mla("bench", "", KVS_FORMAT_mla_bf16, layers, TOKENS, planes, &desc, err);
-    if (s == KVS_OK)
-        s = kvs_open(u->client, &desc, &u->ns, CALL_MS, err);
-    if (s == KVS_OK)
-        s = kvs_region_create(u->ns, 0, n, &u->region, CALL_MS, err);
-    if (s == KVS_OK)
-        s = kvs_region_map(u->region, &base, &bytes, err);
-    if (s == KVS_OK)
-        s = kvs_slot_take(u->region, n, u->slots, CALL_MS, err);
-    if (s == KVS_OK)
-        s = client_cuda_lane_open(&u->lane, err);
-    if (s != KVS_OK)
-        return s;
-    kvs_ns_get(u->ns, &info);
-    u->slot_bytes = info.slot_bytes;
-    u->base = base;
-    return client_cuda_host(u->lane, n * u->slot_bytes, &u->pinned, err);
-}
-
-/* ---- the two directions, through the socket and raw ---- */
-
-/* An engine knows its keys: they are made outside the clock. */
-static void name_keys(mover_user *u, uint64_t first_id)
-{
-    if (u->named_id == first_id + 1)
-        return;
-    u->named_id = first_id + 1;
-    for (uint32_t i = 0; i < u->n; i++)
-        pattern_key(first_id + i, u->keys + (size_t)i * KVS_KEY_BYTES);
-}
-
-static kvs_status store(mover_user *u, uint64_t first_id, kvs_err *err)
-{
-    kvs_store_args a = {.ns = u->ns, .region = u->region, .n = u->n, .slots = u->slots, .results = u->stored};
-
-    name_keys(u, first_id);
-    a.keys = u->keys;
-    return kvs_store(&a, CALL_MS, err);
-}
-
-static kvs_status load(mover_user *u, uint64_t first_id, uint32_t n, kvs_err *err)
-{
-    kvs_load_args a = {.ns = u->ns, .region = u->region, .n = n, .slots = u->slots, .results = u->loaded};
-
-    name_keys(u, first_id);
-    a.keys = u->keys;
-    return kvs_load(&a, CALL_MS, err);
-}
-
-static kvs_status raw(mover_user *u, bool load, uint64_t bytes, kvs_err *err)
-{
-    return load ? client_cuda_copy(u->lane, u->base, u->pinned, bytes, err)
-                : client_cuda_copy(u->lane, u->pinned, u->base, bytes, err);
-}
+/* GB/s of each round, and of the raw copies right before. */
+typedef struct rates {
+    double gbs[WAYS][MAX_ROUNDS], raw[WAYS][MAX_ROUNDS];
+    int n; /* rounds */
+} rates;
 
 /* One timed step: a STORE, a LOAD, or the raw copy of as many bytes. */
 typedef struct step {
-    mover_user *u;
-    bool load, raw;
-    uint64_t first_id;
+    bench_user *u;
+    bench_raw *raw; /* NULL: through the socket */
+    int lane;
+    bool load;
+    uint64_t first_id, bytes;
     uint64_t began, ended;
     kvs_status status;
     kvs_err err;
@@ -149,13 +38,16 @@ static void *step_run(void *arg)
 {
     step *x = arg;
 
-    if (!x->raw)
-        name_keys(x->u, x->first_id);
+    x->bytes = x->u->n * x->u->slot_bytes;
+    if (x->raw != NULL && x->bytes > BENCH_RAW_BYTES)
+        x->bytes = BENCH_RAW_BYTES;
+    bench_user_name(x->u, x->first_id);
     x->began = clock_ns();
-    if (x->raw)
-        x->status = raw(x->u, x->load, x->u->n * x->u->slot_bytes, &x->err);
+    if (x->raw != NULL)
+        x->status = bench_raw_copy(x->raw, x->lane, x->load, x->bytes, &x->err);
     else
-        x->status = x->load ? load(x->u, x->first_id, x->u->n, &x->err) : store(x->u, x->first_id, &x->err);
+        x->status = x->load ? bench_user_load(x->u, x->first_id, x->u->n, &x->err)
+                            : bench_user_store(x->u, x->first_id, &x->err);
     x->ended = clock_ns();
     return NULL;
 }
@@ -165,7 +57,7 @@ static kvs_status timed(step *x, double *ret_gbs, kvs_err *err)
     (void)step_run(x);
     if (x->status != KVS_OK)
         return kvs_fail(err, x->status, "%s", x->err.msg);
-    *ret_gbs = (double)(x->u->n * x->u->slot_bytes) / (double)(x->ended - x->began);
+    *ret_gbs = (double)x->bytes / (double)(x->ended - x->began);
     return KVS_OK;
 }
 
@@ -183,123 +75,235 @@ static kvs_status timed_both(step *a, step *b, double *ret_gbs, kvs_err *err)
         return kvs_fail(err, a->status != KVS_OK ? a->status : b->status, "%s%s", a->err.msg, b->err.msg);
     began = a->began < b->began ? a->began : b->began;
     ended = a->ended > b->ended ? a->ended : b->ended;
-    *ret_gbs = (double)(a->u->n * a->u->slot_bytes + b->u->n * b->u->slot_bytes) / (double)(ended - began);
+    *ret_gbs = (double)(a->bytes + b->bytes) / (double)(ended - began);
     return KVS_OK;
 }
 
-/* ---- figures ---- */
-
-static gpu_figure *add(bench_gpu_result *r, const char *unit, bool at_least, double target)
+/* Each way right behind its raw copy.  The raw copy is one of at least 128 MiB: a small one would not show the link. */
+static kvs_status one_round(bench_user *u, bench_user *other, bench_raw *raw, double gbs[WAYS], double plain[WAYS],
+                            kvs_err *err)
 {
-    gpu_figure *f = &r->figures[r->n < BENCH_GPU_FIGURES ? r->n++ : BENCH_GPU_FIGURES - 1];
+    bench_user large = {.n = 1, .slot_bytes = u->n * u->slot_bytes}; /* only its size counts */
+    kvs_status s = kvs_reset(u->client, u->ns, 0, NULL, BENCH_CALL_MS, err);
 
-    *f = (gpu_figure){.unit = unit, .plain_is = "one raw copy", .p99 = NAN, .target = target, .at_least = at_least};
-    return f;
-}
-
-static void add_rates(bench_gpu_result *r, const char *name, double *rates, double *plain, double target)
-{
-    double ratios[ROUNDS];
-    gpu_figure *f = add(r, "GB/s", true, target);
-
-    for (int i = 0; i < ROUNDS; i++)
-        ratios[i] = rates[i] / plain[i];
-    (void)snprintf(f->name, sizeof f->name, "%s", name);
-    f->value = clock_percentile(rates, ROUNDS, 50);
-    f->plain = clock_percentile(plain, ROUNDS, 50);
-    f->judged = clock_percentile(ratios, ROUNDS, 50);
-}
-
-/* STORE and LOAD of whole blocks, each right after the raw copy of the same bytes. */
-static kvs_status rates_of(bench_gpu_result *r, mover_user *u, const char *how, double target, kvs_err *err)
-{
-    double rate[2][ROUNDS], plain[2][ROUNDS];
-    char name[72];
-
-    for (int i = -2; i < ROUNDS; i++) {
-        kvs_status s = kvs_reset(u->client, u->ns, 0, NULL, CALL_MS, err);
-
-        for (int load = 0; load < 2 && s == KVS_OK; load++) {
-            double raw_gbs = 0, gbs = 0;
-
-            s = timed(&(step){.u = u, .load = load != 0, .raw = true}, &raw_gbs, err);
-            if (s == KVS_OK)
-                s = timed(&(step){.u = u, .load = load != 0}, &gbs, err);
-            if (i >= 0) {
-                rate[load][i] = gbs;
-                plain[load][i] = raw_gbs;
-            }
-        }
-        if (s != KVS_OK)
-            return s;
+    if (large.slot_bytes < UINT64_C(128) << 20)
+        large.slot_bytes = UINT64_C(128) << 20;
+    large.named_id = 1;
+    for (int load = 0; load < 2 && s == KVS_OK; load++) {
+        s = timed(&(step){.u = &large, .load = load != 0, .raw = raw}, &plain[load], err);
+        if (s == KVS_OK)
+            s = timed(&(step){.u = u, .load = load != 0}, &gbs[load], err);
     }
-    (void)snprintf(name, sizeof name, "GPU: STORE, %" PRIu32 " x %" PRIu64 " bytes, %s", u->n, u->slot_bytes, how);
-    add_rates(r, name, rate[0], plain[0], target);
-    (void)snprintf(name, sizeof name, "GPU: LOAD, %" PRIu32 " x %" PRIu64 " bytes, %s", u->n, u->slot_bytes, how);
-    add_rates(r, name, rate[1], plain[1], target);
-    return KVS_OK;
+    if (s == KVS_OK)
+        s = timed_both(&(step){.u = &large, .load = true, .raw = raw}, &(step){.u = &large, .raw = raw, .lane = 1},
+                       &plain[BOTH], err);
+    if (s == KVS_OK)
+        s = timed_both(&(step){.u = u, .load = true}, &(step){.u = other, .first_id = 1000000}, &gbs[BOTH], err);
+    return s;
 }
 
-static kvs_status both_ways(bench_gpu_result *r, mover_user *a, mover_user *b, const char *how, kvs_err *err)
+static kvs_status measure(rates *r, const char *socket, const bench_shape *shape, bench_raw *raw, int rounds,
+                          uint64_t *ret_slot_bytes, kvs_err *err)
 {
-    double rate[ROUNDS], plain[ROUNDS];
-    char name[72];
+    bench_user u = {0}, other = {0};
+    kvs_status s = bench_user_open(&u, socket, shape, err);
 
-    for (int i = -2; i < ROUNDS; i++) {
-        double raw_gbs = 0, gbs = 0;
-        kvs_status s = kvs_reset(a->client, a->ns, 0, NULL, CALL_MS, err);
+    r->n = rounds;
+    if (s == KVS_OK)
+        s = bench_user_open(&other, socket, shape, err);
+    for (int i = -1; i < rounds && s == KVS_OK; i++) {
+        double gbs[WAYS] = {0}, plain[WAYS] = {0};
 
-        if (s == KVS_OK)
-            s = store(a, 0, err);
-        if (s == KVS_OK)
-            s = timed_both(&(step){.u = a, .load = true, .raw = true}, &(step){.u = b, .raw = true}, &raw_gbs, err);
-        if (s == KVS_OK)
-            s = timed_both(&(step){.u = a, .load = true}, &(step){.u = b, .first_id = 1000000}, &gbs, err);
-        if (s != KVS_OK)
-            return s;
-        if (i >= 0) {
-            rate[i] = gbs;
-            plain[i] = raw_gbs;
+        s = one_round(&u, &other, raw, gbs, plain, err);
+        for (int w = 0; w < WAYS && i >= 0; w++) {
+            r->gbs[w][i] = gbs[w];
+            r->raw[w][i] = plain[w];
         }
     }
-    (void)snprintf(name, sizeof name, "GPU: LOAD and STORE at once, %s", how);
-    add_rates(r, name, rate, plain, 0.96);
-    r->figures[r->n - 1].plain_is = "two raw copies";
-    return KVS_OK;
+    *ret_slot_bytes = u.slot_bytes;
+    if (u.client != NULL && s == KVS_OK)
+        s = kvs_reset(u.client, u.ns, 0, NULL, BENCH_CALL_MS, err); /* room for the next shape */
+    bench_user_close(&other);
+    bench_user_close(&u);
+    return s;
 }
 
-/* One block over the socket, in turn with the raw copy of one block. */
-static kvs_status latency(bench_gpu_result *r, mover_user *u, const char *how, kvs_err *err)
+static void fractions(const rates *r, int way, double *ret)
 {
-    static double trips[TRIPS], plain[TRIPS];
-    gpu_figure *f;
-    kvs_status s = store(u, 0, err);
-
-    if (s == KVS_E_PARTIAL) /* they are there already */
-        s = KVS_OK;
-    for (int i = 0; i < TRIPS && s == KVS_OK; i++) {
-        uint64_t at = clock_ns();
-
-        s = raw(u, true, u->slot_bytes, err);
-        plain[i] = (double)(clock_ns() - at) / 1e3;
-        if (s != KVS_OK)
-            return s;
-        at = clock_ns();
-        s = load(u, 0, 1, err);
-        trips[i] = (double)(clock_ns() - at) / 1e3;
-    }
-    if (s != KVS_OK)
-        return s;
-    f = add(r, "us", false, 40);
-    (void)snprintf(f->name, sizeof f->name, "GPU: LOAD of one block, above the raw copy, %s", how);
-    f->p99 = clock_percentile(trips, TRIPS, 99);
-    f->value = clock_percentile(trips, TRIPS, 50);
-    f->plain = clock_percentile(plain, TRIPS, 50);
-    f->judged = f->value - f->plain;
-    return KVS_OK;
+    for (int i = 0; i < r->n; i++)
+        ret[i] = r->gbs[way][i] / r->raw[way][i];
 }
 
-/* ---- daemons ---- */
+/* ---- the sweep ---- */
+
+typedef struct sweep_row {
+    const char *path;
+    enum { AS_IT_CHOOSES, BY_ENGINE, BY_KERNEL, ROUTES } route; /* of the daemon's movers */
+    bench_shape shape;                                          /* n: most blocks; fewer if they are large */
+    bool in_quick;
+} sweep_row;
+
+#define DAEMON_SLOTS "daemon slots, whole blocks"
+#define OWN_BLOCKS   "engine memory, whole blocks"
+#define OWN_PAGES    "engine memory, one tensor a layer"
+#define PAGES_ENGINE "the same, by copy engine"
+#define PAGES_KERNEL "the same, by kernel"
+#define PACKED       "the same, packed by the client"
+enum { MOST = 6000, SWEEP_BYTES = 450 << 20 };
+static const char *const ROUTE_SETTINGS[ROUTES] = {"mover.path=auto", "mover.path=engine", "mover.path=kernel"};
+static const sweep_row SWEEP[] = {
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 1, 4, MOST}, false},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 1, 16, MOST}, true},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 1, 64, MOST}, true},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 4, 64, MOST}, false},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 16, 64, MOST}, false},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 61, 64, MOST}, true},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 227, 64, MOST}, false},
+    {OWN_BLOCKS, AS_IT_CHOOSES, {BENCH_BLOCKS, 1, 64, MOST}, false},
+    {OWN_BLOCKS, AS_IT_CHOOSES, {BENCH_BLOCKS, 16, 64, MOST}, false},
+    {OWN_BLOCKS, AS_IT_CHOOSES, {BENCH_BLOCKS, 61, 64, MOST}, true},
+    {OWN_PAGES, AS_IT_CHOOSES, {BENCH_PAGES, 61, 4, MOST}, false},
+    {OWN_PAGES, AS_IT_CHOOSES, {BENCH_PAGES, 61, 16, MOST}, true},
+    {OWN_PAGES, AS_IT_CHOOSES, {BENCH_PAGES, 61, 64, MOST}, true},
+    {OWN_PAGES, AS_IT_CHOOSES, {BENCH_PAGES, 61, 256, MOST}, false},
+    {OWN_PAGES, AS_IT_CHOOSES, {BENCH_PAGES, 16, 1024, MOST}, false},
+    {PACKED, AS_IT_CHOOSES, {BENCH_PACK, 61, 4, MOST}, false},
+    {PACKED, AS_IT_CHOOSES, {BENCH_PACK, 61, 16, MOST}, true},
+    {PACKED, AS_IT_CHOOSES, {BENCH_PACK, 61, 64, MOST}, true},
+    {PACKED, AS_IT_CHOOSES, {BENCH_PACK, 61, 256, MOST}, false},
+    {PAGES_ENGINE, BY_ENGINE, {BENCH_PAGES, 61, 4, MOST}, false},
+    {PAGES_ENGINE, BY_ENGINE, {BENCH_PAGES, 61, 16, MOST}, false},
+    {PAGES_ENGINE, BY_ENGINE, {BENCH_PAGES, 61, 64, MOST}, false},
+    {PAGES_ENGINE, BY_ENGINE, {BENCH_PAGES, 61, 256, MOST}, false},
+    {PAGES_KERNEL, BY_KERNEL, {BENCH_PAGES, 61, 4, MOST}, false},
+    {PAGES_KERNEL, BY_KERNEL, {BENCH_PAGES, 61, 16, MOST}, false},
+    {PAGES_KERNEL, BY_KERNEL, {BENCH_PAGES, 61, 64, MOST}, false},
+    {PAGES_KERNEL, BY_KERNEL, {BENCH_PAGES, 61, 256, MOST}, false},
+};
+enum { N_SWEEP = sizeof SWEEP / sizeof *SWEEP };
+
+static void add_points(bench_list *l, const sweep_row *row, const bench_shape *shape, uint64_t slot_bytes, rates *r)
+{
+    for (int w = 0; w < WAYS; w++) {
+        double f[MAX_ROUNDS];
+        bench_point *p = bench_add_point(l);
+
+        fractions(r, w, f);
+        p->path = row->path;
+        p->way = WAY_NAMES[w];
+        p->piece_bytes = shape->place >= BENCH_PAGES ? slot_bytes / shape->layers : slot_bytes;
+        p->block_bytes = slot_bytes;
+        p->n_blocks = shape->n;
+        p->gbs = clock_percentile(r->gbs[w], (size_t)r->n, 50);
+        p->raw = clock_percentile(r->raw[w], (size_t)r->n, 50);
+        p->fraction = clock_percentile(f, (size_t)r->n, 50);
+        p->low = clock_percentile(f, (size_t)r->n, 25);
+        p->high = clock_percentile(f, (size_t)r->n, 75);
+    }
+}
+
+static kvs_status sweep_one(bench_list *l, const sweep_row *row, const char *socket, bench_raw *raw, bool quick,
+                            kvs_err *err)
+{
+    bench_shape shape = row->shape;
+    uint64_t block = (uint64_t)shape.layers * shape.tokens * 1152, slot_bytes = 0;
+    rates r;
+    kvs_status s;
+
+    if (shape.n > SWEEP_BYTES / block)
+        shape.n = (uint32_t)(SWEEP_BYTES / block);
+    s = measure(&r, socket, &shape, raw, quick ? 3 : 7, &slot_bytes, err);
+    if (s == KVS_OK)
+        add_points(l, row, &shape, slot_bytes, &r);
+    return s;
+}
+
+/* A daemon a route, for its rows. */
+static kvs_status sweep(bench_list *l, bench_raw *raw, bool quick, kvs_err *err)
+{
+    kvs_status s = KVS_OK;
+
+    for (int route = 0; route < (quick ? 1 : ROUTES) && s == KVS_OK; route++) {
+        const char *const settings[] = {"pool.max_bytes=3GiB", "device.max_region_bytes=8GiB", ROUTE_SETTINGS[route]};
+        private_daemon d = {0};
+
+        s = private_start(&d, settings, 3, err);
+        for (int i = 0; i < N_SWEEP && s == KVS_OK; i++)
+            if ((int)SWEEP[i].route == route && (SWEEP[i].in_quick || !quick))
+                s = sweep_one(l, &SWEEP[i], d.socket, raw, quick, err);
+        private_stop(&d);
+    }
+    return s;
+}
+
+/* ---- what was promised ---- */
+
+/* Of blocks in one place, moved by one setting of the daemon; NAN: nothing is promised. */
+typedef struct promise {
+    const char *what, *setting;
+    bench_shape shape;
+    double each, both;
+    bool in_quick;
+} promise;
+
+static const promise PROMISES[] = {
+    {"checksum on", "pool.checksum=true", {BENCH_DAEMON, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS}, 0.98, 0.96, true},
+    {"checksum on", "pool.checksum=true", {BENCH_DAEMON, SMALL_LAYERS, TOKENS, SMALL_BLOCKS}, 0.96, 0.96, true},
+    {"checksum off", "pool.checksum=false", {BENCH_DAEMON, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS}, 0.98, 0.96, false},
+    {"checksum off", "pool.checksum=false", {BENCH_DAEMON, SMALL_LAYERS, TOKENS, SMALL_BLOCKS}, 0.96, 0.96, false},
+    {"72 KiB pages by kernel", "mover.path=kernel", {BENCH_PAGES, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS}, 0.90, NAN, true},
+    {"18 KiB pages by kernel", "mover.path=kernel", {BENCH_PAGES, WHOLE_LAYERS, 16, SMALL_BLOCKS}, 0.86, NAN, true},
+};
+enum { N_PROMISES = sizeof PROMISES / sizeof *PROMISES };
+
+static void add_rates(bench_list *l, const promise *p, uint64_t slot_bytes, const rates *r)
+{
+    for (int w = 0; w < WAYS; w++) {
+        double f[MAX_ROUNDS], gbs[MAX_ROUNDS], plain[MAX_ROUNDS];
+        bench_figure *x =
+            bench_add(l, "GB/s", true, w == BOTH ? p->both : p->each, "GPU: %s, %" PRIu32 " x %" PRIu64 " bytes, %s",
+                      w == BOTH ? "both at once" : WAY_NAMES[w], p->shape.n, slot_bytes, p->what);
+
+        fractions(r, w, f);
+        memcpy(gbs, r->gbs[w], sizeof gbs);
+        memcpy(plain, r->raw[w], sizeof plain);
+        x->value = clock_percentile(gbs, (size_t)r->n, 50);
+        x->plain = clock_percentile(plain, (size_t)r->n, 50);
+        x->plain_is = w == BOTH ? "two raw copies" : "one raw copy";
+        bench_judge(x, f, (size_t)r->n);
+    }
+}
+
+/* Promises of one setting follow one another, and share a daemon. */
+static kvs_status promised(bench_list *l, bench_raw *raw, bool quick, kvs_err *err)
+{
+    private_daemon d = {0};
+    const char *runs = "";
+    kvs_status s = KVS_OK;
+
+    for (int i = 0; i < N_PROMISES && s == KVS_OK; i++) {
+        const promise *p = &PROMISES[i];
+        const char *const settings[] = {"pool.max_bytes=3GiB", "device.max_region_bytes=8GiB", p->setting};
+        uint64_t slot_bytes = 0;
+        rates r;
+
+        if (quick && !p->in_quick)
+            continue;
+        if (strcmp(runs, p->setting) != 0) {
+            private_stop(&d);
+            runs = p->setting;
+            s = private_start(&d, settings, 3, err);
+        }
+        if (s == KVS_OK)
+            s = measure(&r, d.socket, &p->shape, raw, quick ? 5 : MAX_ROUNDS, &slot_bytes, err);
+        if (s == KVS_OK)
+            add_rates(l, p, slot_bytes, &r);
+    }
+    private_stop(&d);
+    return s;
+}
+
+/* ---- all of it ---- */
 
 /* The card's name, as the daemon gives it.  E_UNSUPPORTED: it works on something else. */
 static kvs_status ask_card(const private_daemon *d, char card[64], kvs_err *err)
@@ -315,7 +319,7 @@ static kvs_status ask_card(const private_daemon *d, char card[64], kvs_err *err)
     o.path = d->socket;
     s = kvs_connect(&c, &o, err);
     if (s == KVS_OK)
-        s = kvs_report_alloc(c, &a, &text, &len, CALL_MS, err);
+        s = kvs_report_alloc(c, &a, &text, &len, BENCH_CALL_MS, err);
     if (s == KVS_OK)
         s = json_parse(text, len, &doc, err);
     if (s == KVS_OK) {
@@ -332,49 +336,26 @@ static kvs_status ask_card(const private_daemon *d, char card[64], kvs_err *err)
     return s;
 }
 
-static kvs_status run_daemon(bench_gpu_result *r, bool checksum, kvs_err *err)
-{
-    const char *const settings[] = {"pool.max_bytes=3GiB", checksum ? "pool.checksum=true" : "pool.checksum=false",
-                                    "device.max_region_bytes=8GiB"};
-    const char *how = checksum ? "checksum on" : "checksum off";
-    private_daemon d = {0};
-    mover_user whole = {0}, other = {0}, small = {0};
-    kvs_status s = private_start(&d, settings, 3, err);
-
-    if (s == KVS_OK)
-        s = user_open(&whole, d.socket, WHOLE_LAYERS, WHOLE_BLOCKS, err);
-    if (s == KVS_OK)
-        s = rates_of(r, &whole, how, 0.98, err);
-    if (s == KVS_OK)
-        s = latency(r, &whole, how, err);
-    if (s == KVS_OK)
-        s = user_open(&other, d.socket, WHOLE_LAYERS, WHOLE_BLOCKS, err);
-    if (s == KVS_OK)
-        s = both_ways(r, &whole, &other, how, err);
-    if (s == KVS_OK)
-        s = kvs_reset(whole.client, NULL, 0, NULL, CALL_MS, err);
-    if (s == KVS_OK)
-        s = user_open(&small, d.socket, SMALL_LAYERS, SMALL_BLOCKS, err);
-    if (s == KVS_OK)
-        s = rates_of(r, &small, how, 0.96, err);
-    user_close(&small);
-    user_close(&other);
-    user_close(&whole);
-    private_stop(&d);
-    return s;
-}
-
-kvs_status bench_gpu(bench_gpu_result *ret, kvs_err *err)
+kvs_status bench_gpu(bench_list *l, bool quick, kvs_err *err)
 {
     static const char *const SMALL[] = {"pool.max_bytes=16MiB"};
     private_daemon d = {0};
+    bench_raw raw = {0};
     kvs_status s = private_start(&d, SMALL, 1, err);
 
-    *ret = (bench_gpu_result){.n = 0};
     if (s == KVS_OK)
-        s = ask_card(&d, ret->card, err);
+        s = ask_card(&d, l->card, err);
     private_stop(&d);
     if (s == KVS_OK)
-        s = run_daemon(ret, true, err);
-    return s == KVS_OK ? run_daemon(ret, false, err) : s;
+        s = bench_raw_open(&raw, err);
+    if (s == KVS_OK)
+        s = promised(l, &raw, quick, err);
+    if (s == KVS_OK)
+        s = bench_latencies(l, &raw, quick, err);
+    if (s == KVS_OK)
+        s = bench_engines(l, &raw, quick, err);
+    if (s == KVS_OK)
+        s = sweep(l, &raw, quick, err);
+    bench_raw_close(&raw);
+    return s == KVS_OK ? bench_pinning(l, quick, err) : s;
 }

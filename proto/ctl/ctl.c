@@ -47,9 +47,15 @@ static int fail(const ctl *c, const char *what, kvs_status s, const kvs_err *err
     return code;
 }
 
+/* The file system said no, not the daemon. */
+static bool is_barred(const char *path, kvs_status s)
+{
+    return s == KVS_E_DENIED && path != NULL && access(path, W_OK) != 0;
+}
+
 int ctl_fail(const ctl *c, const char *what, kvs_status s, const kvs_err *err)
 {
-    return fail(c, what, s, err, exit_of(s));
+    return fail(c, what, s, err, is_barred(c->socket, s) ? CTL_UNREACHABLE : exit_of(s));
 }
 
 int ctl_usage(const char *fmt, ...)
@@ -83,8 +89,8 @@ kvs_client *ctl_connect(const ctl *c, int *ret_exit)
     *ret_exit = exit_of(s);
     if (s == KVS_E_LIMIT || s == KVS_E_INVALID)
         *ret_exit = CTL_USAGE; /* the path is none */
-    else if (s == KVS_E_DENIED && access(o.path, W_OK) != 0)
-        *ret_exit = CTL_UNREACHABLE; /* the file system said no, not the daemon */
+    else if (is_barred(o.path, s))
+        *ret_exit = CTL_UNREACHABLE;
     (void)fail(c, "connect", s, &err, *ret_exit);
     return NULL;
 }

@@ -29,11 +29,11 @@ enum ctl_exit {
 
 /* The command line.  Numbers that were not given are 0, but where it says otherwise. */
 typedef struct ctl {
-    bool json, quiet, pinned, dry_run, off;
-    const char *socket, *trace; /* NULL: not given */
-    uint64_t timeout_ms, limit; /* never "not given": main.c has their defaults */
-    uint64_t ns;                /* CTL_NO_NS: not given */
-    uint64_t blocks, layers, tokens, clients, seconds, interval;
+    bool json, quiet, pinned, dry_run, off, quick;
+    const char *socket, *trace, *svg, *engine, *folder; /* NULL: not given */
+    uint64_t timeout_ms, limit;                         /* never "not given": main.c has their defaults */
+    uint64_t ns;                                        /* CTL_NO_NS: not given */
+    uint64_t blocks, layers, tokens, clients, seconds, interval, gpu;
     char **args; /* words behind the command */
     int n_args;
 } ctl;
@@ -63,6 +63,7 @@ int ctl_reset(const ctl *c);
 int ctl_drop(const ctl *c);
 int ctl_replay(const ctl *c);
 int ctl_bench(const ctl *c);
+int ctl_calibrate(const ctl *c);
 int ctl_demo(const ctl *c);
 
 /* ---- what commands share (ctl.c) ---- */

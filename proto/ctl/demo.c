@@ -297,7 +297,12 @@ static kvs_status write_prompt(engine *e, uint32_t first, kvs_err *err)
     for (uint32_t l = 0; l < LAYERS; l++) {
         uint64_t at = (uint64_t)l * PROMPT * ROW;
 
-        calls[l] = (kvs_write_call){l, e->scratch, at, ROW, at + LATENT * 2, ROW};
+        calls[l] = (kvs_write_call){.plane = l,
+                                    .scratch = e->scratch,
+                                    .kv_c_offset = at,
+                                    .kv_c_stride = ROW,
+                                    .k_pe_offset = at + LATENT * 2,
+                                    .k_pe_stride = ROW};
     }
     a.slot_mapping = mapping;
     a.calls = calls;

@@ -40,8 +40,16 @@ static const ctl_command COMMANDS[] = {
      "Each request looks its list up, loads the leading hits, compares every byte, and stores the rest.\n"
      "Exit 1 if a byte was wrong.\n",
      0, ctl_replay},
-    {"bench", "", "copy, round-trip and lookup figures beside plain ones of the same run", "layers tokens",
-     "Starts private daemons; about 3 GiB of memory are used for a while.\n", 0, ctl_bench},
+    {"bench", "", "copy, round-trip and lookup figures beside plain ones of the same run",
+     "layers tokens quick svg engine",
+     "Starts private daemons; about 3 GiB of memory are used for a while, with a GPU 8 GiB and some of its own.\n"
+     "A few minutes; a ratio is the median of several rounds, given with its quartiles.\n",
+     0, ctl_bench},
+    {"calibrate", "", "measure how a GPU copies best, for the daemon to go by", "folder gpu",
+     "Takes some seconds, 256 MiB of pinned memory and about 1 GiB of the GPU's, and needs no daemon.  Copies of a "
+     "daemon\n"
+     "at work are slower meanwhile, and falsify the figures: choose a quiet moment.  Exit 4 without a GPU.\n",
+     0, ctl_calibrate},
     {"demo", "", "the whole idea in a minute: two engines, one pool, verified", "",
      "Starts a private daemon; exit 0 only if everything was verified.\n", 0, ctl_demo},
 };
@@ -73,6 +81,11 @@ static const option_row ROWS[] = {
     {"pinned", "", "what is pinned, too", FLAG, false, offsetof(ctl, pinned), 0, 0},
     {"dry-run", "", "change nothing, say what would be", FLAG, false, offsetof(ctl, dry_run), 0, 0},
     {"off", "", "take work again", FLAG, false, offsetof(ctl, off), 0, 0},
+    {"quick", "", "fewer rounds, sizes and kinds: a minute", FLAG, false, offsetof(ctl, quick), 0, 0},
+    {"svg", "FILE", "draw the sweep over piece sizes and the ratios (with a GPU)", TEXT, false, offsetof(ctl, svg), 0,
+     0},
+    {"engine", "WORK", "keep the GPU busy instead, a line a step: compute or memory", TEXT, false,
+     offsetof(ctl, engine), 0, 0},
     {"seconds", "N", "stop after N seconds", WHOLE, false, offsetof(ctl, seconds), 1, 86400},
     {"interval", "N", "rates, every N seconds", WHOLE, false, offsetof(ctl, interval), 1, 86400},
     {"trace", "FILE", "JSON Lines with \"hash_ids\"", TEXT, false, offsetof(ctl, trace), 0, 0},
@@ -81,6 +94,9 @@ static const option_row ROWS[] = {
     {"layers", "L", "layers of a block; replay 2, bench 61", WHOLE, false, offsetof(ctl, layers), 1, KVS_MAX_PLANES},
     {"tokens", "T", "tokens of a block, 1152 bytes a layer; replay 1, bench 64", WHOLE, false, offsetof(ctl, tokens), 1,
      KVS_MAX_TOKENS_PER_BLOCK},
+    {"folder", "DIR", "where the table is kept; default /var/lib/kvstrided (mover.calibration)", TEXT, false,
+     offsetof(ctl, folder), 0, 0},
+    {"gpu", "N", "which GPU, as the driver counts; default 0", WHOLE, false, offsetof(ctl, gpu), 0, 255},
     {"clients", "C", "clients at the same time; default 1", WHOLE, false, offsetof(ctl, clients), 1, 64},
 };
 

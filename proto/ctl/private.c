@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,10 +23,12 @@ enum { MAX_SETTINGS = 32, READY_MS = 60000, STEP_MS = 20, STOP_MS = 15000 };
 static struct {
     pid_t owner;
     _Atomic pid_t pid;
-    char dir[64], files[6][96];
+    char dir[64], files[8][96];
 } litter;
 
-static const char *const LEFT[] = {"client.sock", "admin.sock", "client.sock.lock", "admin.sock.lock", "log", "config"};
+static const char *const LEFT[] = {
+    "client.sock", "admin.sock", "client.sock.lock", "admin.sock.lock", "other.sock.lock", "other.sock",
+    "log",         "config"};
 static const int ENDING[] = {SIGINT, SIGTERM, SIGHUP};
 enum { N_LEFT = sizeof LEFT / sizeof *LEFT, N_ENDING = sizeof ENDING / sizeof *ENDING };
 
@@ -220,7 +223,8 @@ static kvs_status launch(private_daemon *d, const char *const *settings, uint32_
     return kvs_fail(err, KVS_E_AWAY, "the private daemon was not ready after %d s: %s", READY_MS / 1000, words);
 }
 
-kvs_status private_start(private_daemon *d, const char *const *settings, uint32_t n, kvs_err *err)
+/* The folder with its paths, and a configuration: the host's file is not for us. */
+static kvs_status make(private_daemon *d, bool has_tenant, kvs_err *err)
 {
     const char *tmp = getenv("TMPDIR");
     FILE *f;
@@ -234,14 +238,32 @@ kvs_status private_start(private_daemon *d, const char *const *settings, uint32_
     watch_for_end(d);
     (void)snprintf(d->socket, sizeof d->socket, "%s/client.sock", d->dir);
     (void)snprintf(d->admin, sizeof d->admin, "%s/admin.sock", d->dir);
+    (void)snprintf(d->other, sizeof d->other, "%s/other.sock", d->dir);
     (void)snprintf(d->log, sizeof d->log, "%s/log", d->dir);
     (void)snprintf(d->config, sizeof d->config, "%s/config", d->dir);
     f = fopen(d->config, "w");
-    if (f == NULL || fputs("{}\n", f) < 0 || fclose(f) != 0) {
+    if (f == NULL ||
+        (has_tenant ? fprintf(f, "{\"tenants\": [{\"name\": \"other\", \"path\": \"%s\"}]}\n", d->other)
+                    : fputs("{}\n", f)) < 0 ||
+        fclose(f) != 0) {
         private_stop(d);
         return kvs_fail(err, KVS_E_SYS, "%s: %s", d->config, strerror(errno));
     }
-    return launch(d, settings, n, err);
+    return KVS_OK;
+}
+
+kvs_status private_start(private_daemon *d, const char *const *settings, uint32_t n, kvs_err *err)
+{
+    kvs_status s = make(d, false, err);
+
+    return s == KVS_OK ? launch(d, settings, n, err) : s;
+}
+
+kvs_status private_start_tenant(private_daemon *d, const char *const *settings, uint32_t n, kvs_err *err)
+{
+    kvs_status s = make(d, true, err);
+
+    return s == KVS_OK ? launch(d, settings, n, err) : s;
 }
 
 kvs_status private_restart(private_daemon *d, const char *const *settings, uint32_t n, kvs_err *err)

@@ -80,13 +80,9 @@ int ctl_reload(const ctl *c)
     if (client == NULL)
         return code;
     s = kvs_reload_alloc(client, c->dry_run, &text, &len, 0, &err);
-    code = s == KVS_E_CONFIG ? CTL_REFUSED : CTL_OK;
-    if (s != KVS_OK && code == CTL_OK)
-        code = ctl_fail(c, "reload", s, &err);
-    else if (s != KVS_OK)
-        (void)ctl_fail(c, "reload", s, &err); /* E_CONFIG is no usage error here: the file is the daemon's */
-    else
-        code = print(c, "reload", text, len);
+    code = s == KVS_OK ? print(c, "reload", text, len) : ctl_fail(c, "reload", s, &err);
+    if (s != KVS_OK && s != KVS_E_AWAY && s != KVS_E_DEADLINE && s != KVS_E_PROTO)
+        code = CTL_REFUSED; /* the daemon's answer about its file, be it E_CONFIG or a path that is E_BUSY or E_SYS */
     kvs_free(text);
     kvs_close(client);
     return code;

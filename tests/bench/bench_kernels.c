@@ -15,6 +15,8 @@
 
 enum { ROUNDS = 15, LAYERS = 61, TOKENS = 64, PAGE = TOKENS * 1152, BLOCK = LAYERS * PAGE, BLOCKS = 32 };
 
+static const device_how BY_ENGINE = {DEVICE_BY_ENGINE, 0};
+
 static double now(void)
 {
     struct timespec t;
@@ -61,7 +63,7 @@ static void bench_copy(device *d, uint8_t *from, uint8_t *to)
         plain[r] = t1 - t0;
         for (uint64_t b = 0; b < BLOCKS; b++)
             c[b] = (device_copy){to + b * BLOCK, from + (b * 7 + 3) % BLOCKS * BLOCK, BLOCK};
-        if (d->ops->copy(q, c, BLOCKS, &mark, NULL) != KVS_OK || d->ops->wait(q, mark, NULL) != KVS_OK)
+        if (d->ops->copy(q, c, BLOCKS, BY_ENGINE, &mark, NULL) != KVS_OK || d->ops->wait(q, mark, NULL) != KVS_OK)
             die("copy");
         table[r] = now() - t1;
     }
@@ -170,6 +172,7 @@ static void bench_tiles(void)
     if (g == NULL || n > 8)
         die("memory");
     memset(g, 0, sizeof *g);
+    g->format = KVS_FORMAT_mla_bf16;
     g->n_rows = MLA_GROUP;
     g->n_tokens = MLA_TILE;
     for (uint32_t i = 0; i < MLA_GROUP; i++)

@@ -340,6 +340,35 @@ Test(client_e2e, serves_eight_threads_on_one_handle)
     daemon_fini(&d);
 }
 
+/* An engine that says whose kernels attend: whole blocks are for backends that were verified with them. */
+Test(client_e2e, a_cross_layer_view_is_refused_for_a_backend_that_was_not_verified_with_one)
+{
+    daemon_fixture d;
+    engine e = {0};
+    kvs_plane_map map = {.stride = LAYERS * TOKENS * UINT64_C(1152)};
+    kvs_import in = {.n_slots = 2, .n_fds = 1, .n_maps = 1, .maps = &map};
+    kvs_region *mine;
+    int fd;
+
+    daemon_init(&d);
+    cr_assert(daemon_start(&d, CONFIG));
+    engine_open(&e, &d);
+    OK(kvs_memfd_create("engine", 2 * map.stride, &fd, &err));
+    in.fds = &fd;
+    map.backend = kvs_backend_parse("FLASHMLA");
+    OK(kvs_region_import(e.ns, &in, &mine, 0, &err));
+    OK(kvs_region_close(mine, 0, &err));
+    map.backend = kvs_backend_parse("ROCM_AITER_MLA");
+    cr_assert_eq(kvs_region_import(e.ns, &in, &mine, 0, &err), KVS_E_UNSUPPORTED);
+    cr_assert(strstr(err.msg, "backend OTHER: plane latent of layer 0: stride 9216, page 4608") != NULL, "%s", err.msg);
+    map.backend |= KVS_BACKEND_OVERRIDE;
+    OK(kvs_region_import(e.ns, &in, &mine, 0, &err));
+    OK(kvs_region_close(mine, 0, &err));
+    (void)close(fd);
+    kvs_close(e.c);
+    daemon_fini(&d);
+}
+
 Test(client_e2e, imports_memory_of_its_own)
 {
     daemon_fixture d;

@@ -415,6 +415,11 @@ Test(ctl, reloads_and_says_what_applies_and_what_needs_a_restart)
     SAYS(out, "\"status\":\"E_CONFIG\"");
     RUNS(0, "status --json --socket %s", d.admin);
     SAYS(out, "\"reloads\":3,\"reloads_failed\":2");
+    daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"tenants\": [{\"name\": \"far\", \"path\": "
+                         "\"/nonexistent-folder/far\"}]}");
+    RUNS(4, "reload --dry-run --socket %s", d.admin);
+    SAYS(err, "tenants.far.path: folder of socket /nonexistent-folder/far: No such file");
+    RUNS(4, "reload --socket %s", d.admin);
     RUNS(4, "reload --socket %s", d.socket);
 }
 

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -45,13 +46,17 @@ static const char TRACE[] = "{\"hash_ids\": [1, 2, 3]}\n";
 /* Every command that talks to a running daemon.  %T: a trace file. */
 static const char *const COMMANDS[][4] = {
     {"status"},
+    {"stats"},
     {"ping"},
     {"health"},
     {"ls"},
     {"namespaces"},
     {"leases"},
     {"clients"},
+    {"tenants"},
     {"fsck"},
+    {"reload"},
+    {"drain"},
     {"reset"},
     {"watch", "--seconds", "1"},
     {"drop", "--ns", "0", KEY},
@@ -80,6 +85,8 @@ static void read_into(const char *path, char *buf)
         (void)close(fd);
 }
 
+static uid_t run_as; /* 0: as we are */
+
 /* Run it and wait for its end. */
 static void run_words(const char *const *words)
 {
@@ -93,6 +100,8 @@ static void run_words(const char *const *words)
     (void)snprintf(err, sizeof err, "%s/err", d.dir);
     pid = fork();
     if (pid == 0) {
+        if (run_as != 0 && (setgid(run_as) != 0 || setuid(run_as) != 0))
+            _exit(126);
         (void)dup2(open(out, O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
         (void)dup2(open(err, O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
         (void)signal(SIGPIPE, SIG_DFL);
@@ -156,6 +165,35 @@ static int listening(const char *path)
     (void)snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
     cr_assert(fd >= 0 && bind(fd, (const struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 16) == 0);
     return fd;
+}
+
+/* Nothing there; a file of a daemon that was killed; a file that this user may not open. */
+Test(ctl_odd, calls_a_daemon_unreachable_that_is_not_there_or_not_for_us)
+{
+    static const char *const MINE[] = {"trace", "out", "err"};
+    int fd;
+
+    expect_all(d.admin, N_COMMANDS, CTL_UNREACHABLE, "nothing listens there");
+    fd = listening(d.admin);
+    (void)close(fd);
+    expect_all(d.admin, N_COMMANDS, CTL_UNREACHABLE, "nothing listens there");
+    cr_assert_eq(unlink(d.admin), 0);
+    if (getuid() != 0)
+        cr_skip_test("needs root to become a user who may not");
+    fd = listening(d.admin);
+    cr_assert_eq(chmod(d.admin, 0600), 0);
+    for (int i = 0; i < 3; i++) {
+        char path[96];
+
+        (void)snprintf(path, sizeof path, "%s/%s", d.dir, MINE[i]);
+        cr_assert_eq(unlink(path), 0);
+    }
+    cr_assert_eq(chown(d.dir, 65000, 65000), 0);
+    run_as = 65000;
+    expect_all(d.admin, N_COMMANDS, CTL_UNREACHABLE, "ermission denied");
+    run_as = 0;
+    (void)close(fd);
+    cr_assert_eq(unlink(d.admin), 0);
 }
 
 Test(ctl_odd, gives_up_in_time_on_a_daemon_that_is_stopped)

@@ -1,6 +1,7 @@
 /* What README.md shows is true: its client compiles and runs against the real daemon, its table is the program's. */
 #include <criterion/criterion.h>
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,6 +35,32 @@ Test(readme, has_the_option_table_of_the_program)
     daemon_fini(&d);
     free(readme);
     free(table);
+}
+
+/* Each line of the list in `kvstridectl --help` begins with a command. */
+Test(readme, names_every_command_of_the_operators_tool)
+{
+    const char *build = getenv("KVS_BUILD");
+    char *readme = slurp("README.md"), command[256], line[256], name[64], wanted[2][80];
+    bool in_list = false;
+    unsigned n = 0;
+    FILE *f;
+
+    (void)snprintf(command, sizeof command, "%s/kvstridectl --help", build != NULL ? build : "build/release");
+    f = popen(command, "r");
+    cr_assert_not_null(f);
+    while (fgets(line, sizeof line, f) != NULL) {
+        in_list = (in_list || strncmp(line, "Commands", 8) == 0) && strncmp(line, "Options", 7) != 0;
+        if (!in_list || sscanf(line, "  %63[a-z] ", name) != 1)
+            continue;
+        (void)snprintf(wanted[0], sizeof wanted[0], "`kvstridectl %s", name);
+        (void)snprintf(wanted[1], sizeof wanted[1], "`, `%s`", name);
+        cr_assert(strstr(readme, wanted[0]) != NULL || strstr(readme, wanted[1]) != NULL, "README.md lacks %s", name);
+        n++;
+    }
+    cr_assert_eq(pclose(f), 0);
+    cr_assert_geq(n, 18);
+    free(readme);
 }
 
 /* The first C block, against the headers and the library of this build laid out as `make install` does. */

@@ -109,6 +109,45 @@ Test(service, without_a_good_copy_a_broken_file_is_an_error_of_the_file)
     cr_assert_eq(daemon_log_count(&d, "limits.max_clients"), 1);
 }
 
+/* The file is well formed, but what it asks for cannot be had here. */
+Test(service, a_file_with_which_it_does_not_come_up_does_not_cost_the_service_either)
+{
+    static const char GOOD[] = "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"limits\": {\"max_clients\": 5}}";
+    static const char *const BAD[] = {"{\"pool\": {\"max_bytes\": \"16MiB\", \"path\": \"/proc\"}}",
+                                      "{\"tenants\": [{\"name\": \"a\", \"path\": \"/nonexistent-folder/a\"}]}"};
+    char note[160];
+
+    (void)snprintf(note, sizeof note, "%s.failed", accepted);
+    start_with_copy(GOOD);
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+    for (unsigned i = 0; i < 2; i++) {
+        daemon_configure(&d, BAD[i]);
+        daemon_spawn(&d, with_copy);
+        cr_assert_eq(daemon_wait(&d, 10000), EXIT_CODE_SYSTEM, "worth another start");
+        cr_assert_eq(daemon_log_count(&d, "config_put_aside"), i + 1);
+        cr_assert_eq(access(note, F_OK), 0);
+        daemon_spawn(&d, with_copy);
+        cr_assert(daemon_wait_log(&d, "ready socket", 2 + 2 * i, 10000));
+        cr_assert_eq(daemon_log_count(&d, "the last start with it failed: "), 2 * i + 1);
+        cr_assert_eq(daemon_log_count(&d, "old_config"), 2 * i + 1);
+        cr_assert_eq(health().reasons, HEALTH_OLD_CONFIG);
+        cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+        daemon_spawn(&d, with_copy); /* and again: it has not become better */
+        cr_assert(daemon_wait_log(&d, "ready socket", 3 + 2 * i, 10000));
+        cr_assert_eq(health().reasons, HEALTH_OLD_CONFIG);
+        daemon_configure(&d, GOOD);
+        (void)kill(d.pid, SIGHUP);
+        cr_assert(daemon_wait_log(&d, "reloaded", i + 1, 5000));
+        cr_assert_eq(health().state, WIRE_HEALTH_OK);
+        cr_assert_neq(access(note, F_OK), 0);
+        cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+    }
+    cr_assert_eq(unlink(accepted), 0);
+    daemon_configure(&d, BAD[0]);
+    daemon_spawn(&d, with_copy);
+    cr_assert_eq(daemon_wait(&d, 10000), EXIT_CODE_CONFIG, "there is nothing to fall back on");
+}
+
 Test(service, a_refused_reload_is_in_the_status_line)
 {
     cr_assert(daemon_start(&d, NULL));

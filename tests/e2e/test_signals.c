@@ -1,5 +1,6 @@
 #include <criterion/criterion.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -126,6 +127,91 @@ Test(signals, hang_up_with_a_bad_file_keeps_the_old_one)
     cr_assert(daemon_wait_log(&d, "reload_refused", 1, 5000));
     cr_assert_eq(daemon_log_count(&d, "limits.max_clients"), 1);
     join(&c);
+    raw_close(&c);
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+}
+
+static kvs_status ask_reload(void)
+{
+    static const uint8_t BODY[8]; /* flags 0: no dry run */
+    raw_client c;
+    frame f;
+
+    cr_assert(raw_connect(&c, d.admin) && raw_hello(&c));
+    cr_assert(raw_send(&c, WIRE_RELOAD, 7, BODY, sizeof BODY, NULL, 0));
+    cr_assert(raw_recv(&c, &f, 5000));
+    raw_close(&c);
+    return (kvs_status)f.head.status;
+}
+
+/* How many reloads have failed so far, by the summary. */
+static unsigned failed_reloads(void)
+{
+    static const uint8_t BODY[24] = {[8] = 0xff, [9] = 0xff, [10] = 0xff, [11] = 0xff}; /* section 0, no namespace */
+    static const char NAME[] = "\"reloads_failed\":";
+    unsigned n = 0;
+    const char *at;
+    raw_client c;
+    frame f;
+
+    cr_assert(raw_connect(&c, d.admin) && raw_hello(&c));
+    cr_assert(raw_send(&c, WIRE_STATUS, 8, BODY, sizeof BODY, NULL, 0));
+    cr_assert(raw_recv(&c, &f, 5000));
+    cr_assert_eq(f.head.status, KVS_OK);
+    at = memmem(f.body, f.head.body_len, NAME, sizeof NAME - 1);
+    cr_assert_not_null(at);
+    n = (unsigned)atoi(at + sizeof NAME - 1); /* a comma follows */
+    raw_close(&c);
+    return n;
+}
+
+/* Case 140, with the bad files of cases 127 to 139. */
+Test(signals, a_reload_of_whatever_bad_file_keeps_the_old_one_and_is_counted)
+{
+    static const char *const BAD[] = {
+        "",
+        " \n",
+        "\xef\xbb\xbf",
+        "{\"limits\": {\"max_clients\": 3}",
+        "{\"limits\": {\"max_clients\": 3}}}",
+        "{\"limits\": {\"max_clients\": 3}} {}",
+        "{\"limits\": {\"max_clients\": 3,}}",
+        "{'limits': {}}",
+        "{\"limits\": {\"max_clients\": 3}} // three",
+        "[]",
+        "7",
+        "{\"limits\": {\"max_clients\": 1e999}}",
+        "{\"limits\": {\"max_clients\": 1.5}}",
+        "{\"limits\": {\"max_clients\": -1}}",
+        "{\"limits\": {\"max_clients\": \"3\"}}",
+        "{\"limits\": {\"max_clients\": null}}",
+        "{\"limits\": {\"max_clients\": 3, \"max_clients\": 4}}",
+        "{\"limits\": {\"max_client\": 3}}",
+        "{\"pool\": {\"max_bytes\": \"64GB\"}}",
+        "{\"pool\": {\"max_bytes\": 0}}",
+        NULL, /* no file at all */
+    };
+    enum { N = sizeof BAD / sizeof BAD[0] };
+    raw_client c;
+
+    cr_assert(daemon_start(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"limits\": {\"max_clients\": 2}}"));
+    join(&c);
+    for (unsigned i = 0; i < N; i++) {
+        if (BAD[i] != NULL)
+            daemon_configure(&d, BAD[i]);
+        else
+            cr_assert_eq(unlink(d.config), 0);
+        cr_assert_eq(ask_reload(), KVS_E_CONFIG, "%s", BAD[i]);
+        (void)kill(d.pid, SIGHUP);
+        while (daemon_alive(&d) && failed_reloads() < 2 * i + 2)
+            ;
+        cr_assert(raw_ping(&c, 9));
+    }
+    cr_assert_eq(failed_reloads(), 2 * N);
+    cr_assert_eq(daemon_log_count(&d, "reloaded file="), 0);
+    daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"limits\": {\"max_clients\": 3}}");
+    cr_assert_eq(ask_reload(), KVS_OK);
+    cr_assert(raw_ping(&c, 9));
     raw_close(&c);
     cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
 }

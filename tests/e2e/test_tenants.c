@@ -1,6 +1,8 @@
 /* Two tenants of the real daemon, on two sockets, as two real users. */
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +16,7 @@
 #include "tests/support/daemon_fixture.h"
 #include "tests/support/raw_client.h"
 
-enum { BLUE = 70001, RED = 70002, NOBODY_HERE = 70003, TOKENS = 16, LAYERS = 16, SLOTS = 8, MINE = 4 };
+enum { BLUE = 70001, RED = 70002, NOBODY_HERE = 70003, GREEN = 70004, TOKENS = 16, LAYERS = 16, SLOTS = 8, MINE = 4 };
 #define SLOT_BYTES (TOKENS * LAYERS * 1152) /* 294,912 */
 
 /* In a child process there is no test runner: it says why and ends. */
@@ -547,6 +549,30 @@ static void reconfigure(const char *of_blue, const char *of_red)
     daemon_configure(&d, text);
 }
 
+/* A tenant in a file; two at a time. */
+static const char *entry(int which, const char *name, int uid, const char *more)
+{
+    static char text[2][512];
+
+    (void)snprintf(text[which], sizeof text[which],
+                   "{\"name\": \"%s\", \"path\": \"%s/%s.sock\", \"mode\": \"0666\", \"uids\": [%d]%s}", name, d.dir,
+                   name, uid, more);
+    return text[which];
+}
+
+__attribute__((format(printf, 1, 2))) static void of_tenants(const char *fmt, ...)
+{
+    char text[4096] = "{\"pool\": {\"max_bytes\": \"8MiB\", \"extent_bytes\": \"8MiB\"}, \"device\": {\"kind\": "
+                      "\"cpu\"}, \"tenants\": [";
+    va_list ap;
+
+    va_start(ap, fmt);
+    (void)vsnprintf(text + strlen(text), sizeof text - strlen(text) - 2, fmt, ap);
+    va_end(ap);
+    (void)strcat(text, "]}");
+    daemon_configure(&d, text);
+}
+
 static void stores_past_a_quota_that_comes(void)
 {
     engine e;
@@ -612,7 +638,7 @@ static void is_thrown_out(void)
     CHECK(raw_connect(&c, blue) && !raw_hello(&c));
 }
 
-Test(tenants_e2e, a_user_taken_off_the_list_goes_and_a_new_tenant_waits_for_a_restart)
+Test(tenants_e2e, a_user_taken_off_the_list_goes)
 {
     char text[4096];
     child user;
@@ -620,19 +646,250 @@ Test(tenants_e2e, a_user_taken_off_the_list_goes_and_a_new_tenant_waits_for_a_re
     begin("", "");
     user = start_child(BLUE, is_thrown_out);
     wait_pause(&user);
-    (void)snprintf(text, sizeof text,
-                   "{\"pool\": {\"max_bytes\": \"8MiB\", \"extent_bytes\": \"8MiB\"}, \"device\": {\"kind\": \"cpu\"},"
-                   "\"tenants\": [{\"name\": \"green\", \"path\": \"%s/green.sock\"}, {\"name\": \"blue\", \"path\": "
-                   "\"%s\", \"mode\": \"0666\", \"uids\": [%d]}]}",
-                   d.dir, blue, NOBODY_HERE);
-    daemon_configure(&d, text);
+    of_tenants("%s", entry(0, "blue", NOBODY_HERE, ""));
     cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
-    cr_assert_not_null(
-        strstr(text, "\"applied\":[{\"key\":\"tenants.blue.uids\",\"from\":\"[70001]\",\"to\":\"[70003]\"}]"), "%s",
-        text);
+    cr_assert_not_null(strstr(text, "{\"key\":\"tenants.blue.uids\",\"from\":\"[70001]\",\"to\":\"[70003]\"}"), "%s",
+                       text);
+    finish_child(&user);
+    end();
+}
+
+/* ---- tenants come and go ---- */
+
+static char green[128];
+
+static void stores_for_later(void)
+{
+    engine e;
+
+    engine_open(&e, blue);
+    for (uint32_t i = 0; i < MINE; i++)
+        CHECK(store_one(&e, i + 1) == KVS_OK);
+    kvs_close(e.c);
+}
+
+static void finds_what_it_stored(void)
+{
+    engine e;
+
+    engine_open(&e, blue);
+    CHECK(hits(e.ns, 1, MINE) == MINE);
+    for (uint32_t i = 0; i < MINE; i++)
+        CHECK(load_one(&e, i + 1) == KVS_OK);
+    kvs_close(e.c);
+}
+
+static void has_much_and_is_removed(void)
+{
+    kvs_mark never = {4, 0, 10};
+    kvs_load_result result = {0};
+    uint8_t keys[MINE * 32];
+    kvs_load_args a = {.n = 1, .keys = keys, .after = &never, .results = &result};
+    kvs_reserve_args r = {.n_ns = 1, .n = MINE, .keys = keys, .max_loads = 9, .ttl_ms = 60000};
+    kvs_lease lease;
+    kvs_request *q = NULL;
+    engine e;
+
+    engine_open(&e, red);
+    for (uint32_t i = 0; i < MINE; i++) {
+        CHECK(store_one(&e, i + 1) == KVS_OK);
+        key_of(keys + (size_t)i * 32, i + 1);
+    }
+    CHECK(kvs_pin(e.ns, keys, 2, NULL, 0, &err) == KVS_OK);
+    r.ns = &e.ns;
+    CHECK(kvs_reserve(&r, &lease, 0, &err) == KVS_OK && lease.n_leased == MINE);
+    a.ns = e.ns;
+    a.region = e.region;
+    a.slots = e.slots;
+    CHECK(kvs_submit_load(&a, &q, 20000, &err) == KVS_OK);
+    pause_child();
+    /* What waited is answered, not cut off; then the daemon is away, and stays so. */
+    CHECK(kvs_wait(q, 5000, &err) == KVS_OK && result.status == KVS_E_CANCELLED);
+    CHECK(kvs_ping(e.c, 500, &err) == KVS_E_AWAY);
+    kvs_close(e.c);
+}
+
+static void is_new_here(void)
+{
+    engine e;
+
+    engine_open(&e, green);
+    CHECK(hits(e.ns, 1, MINE) == 0);
+    CHECK(store_one(&e, 7) == KVS_OK);
+    CHECK(load_one(&e, 7) == KVS_OK);
+    kvs_close(e.c);
+}
+
+static void comes_back_to_nothing(void)
+{
+    engine e;
+
+    engine_open(&e, red);
+    CHECK(hits(e.ns, 1, MINE) == 0);
+    CHECK(store_one(&e, 1) == KVS_OK);
+    kvs_close(e.c);
+}
+
+static bool is_there(const char *path, const char *suffix)
+{
+    char name[160];
+
+    (void)snprintf(name, sizeof name, "%s%s", path, suffix);
+    return access(name, F_OK) == 0;
+}
+
+static void begin_with_three_paths(void)
+{
+    begin("", "");
+    (void)snprintf(green, sizeof green, "%s/green.sock", d.dir);
+}
+
+Test(tenants_e2e, a_reload_lets_a_new_tenant_in_and_puts_another_out_with_all_it_had)
+{
+    char text[4096];
+    child old;
+
+    begin_with_three_paths();
+    old = start_child(RED, has_much_and_is_removed);
+    wait_pause(&old);
+    run_child(BLUE, stores_for_later);
+    of_tenants("%s,%s", entry(0, "green", GREEN, ", \"quota_bytes\": 2949120"), entry(1, "blue", BLUE, ""));
+    cr_assert_eq(ask_reload(true, text, sizeof text), KVS_OK, "%s", err.msg);
+    cr_assert_not_null(strstr(text, "\"needs_restart\":[]"), "%s", text);
+    cr_assert(is_there(red, "") && !is_there(green, ""), "a dry run opens and closes nothing");
+    cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
     cr_assert_not_null(strstr(text, "{\"key\":\"tenants.red\",\"from\":\"there\",\"to\":\"gone\"}"), "%s", text);
     cr_assert_not_null(strstr(text, "{\"key\":\"tenants.green\",\"from\":\"not there\",\"to\":\"there\"}"), "%s", text);
-    finish_child(&user);
+    cr_assert(!is_there(red, "") && !is_there(red, ".lock") && is_there(green, ""));
+    run_child(GREEN, is_new_here);
+    finish_child(&old);
+    run_child(BLUE, finds_what_it_stored);
+    cr_assert(daemon_wait_log(&d, "client_dropped reason=tenant_removed", 1, 5000));
+    cr_assert_eq(daemon_log_count(&d, "tenant_emptied tenant=red blocks=4 unfinished=0 leases=1"), 1);
+    status_has(KVS_SECTION_TENANTS, "\"tenant\":\"red\",\"clients\":0,\"used_bytes\":0,\"quota_bytes\":null,"
+                                    "\"floor_bytes\":0,\"pinned_bytes\":0,\"leased_bytes\":0,\"region_bytes\":0");
+    status_has(KVS_SECTION_TENANTS, "\"removed\":true");
+    reconfigure("", "");
+    cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
+    cr_assert(is_there(red, "") && !is_there(green, ""));
+    run_child(RED, comes_back_to_nothing);
+    end();
+    cr_assert(!is_there(red, "") && !is_there(green, ""));
+}
+
+/* Whatever becomes of the others, this one works. */
+static void works_on(void)
+{
+    engine e;
+    char go = 0;
+
+    engine_open(&e, blue);
+    (void)fcntl(go_fd, F_SETFL, O_NONBLOCK);
+    CHECK(write(said_fd, "x", 1) == 1);
+    for (uint32_t i = 0; read(go_fd, &go, 1) != 1; i = (i + 1) % 8) {
+        kvs_status s = store_one(&e, i + 1);
+
+        CHECK(s == KVS_OK || s == KVS_E_EXISTS);
+        CHECK(load_one(&e, i + 1) == KVS_OK);
+    }
+    kvs_close(e.c);
+}
+
+/* This one is put out again and again, in the middle of whatever it does, and comes back. */
+static void comes_and_goes(void)
+{
+    char go = 0;
+
+    (void)fcntl(go_fd, F_SETFL, O_NONBLOCK);
+    CHECK(write(said_fd, "x", 1) == 1);
+    for (uint32_t i = 0; read(go_fd, &go, 1) != 1; i++) {
+        kvs_options o = KVS_OPTIONS_INIT;
+        kvs_region *region = NULL;
+        kvs_slot slots[4];
+        kvs_client *c;
+        kvs_ns *ns;
+        uint8_t keys[4 * 32];
+        bool good;
+
+        o.path = red;
+        o.timeout_ms = 200;
+        good = kvs_connect(&c, &o, NULL) == KVS_OK;
+        if (!good)
+            continue;
+        good = open_model(c, &ns) == KVS_OK && kvs_region_create(ns, 0, 4, &region, 500, NULL) == KVS_OK &&
+               kvs_slot_take(region, 4, slots, 500, NULL) == KVS_OK;
+        for (uint32_t k = 0; good && k < 40; k++) {
+            kvs_store_args a = {.ns = ns, .region = region, .n = 4, .keys = keys, .slots = slots};
+            kvs_status results[4];
+
+            for (uint32_t n = 0; n < 4; n++)
+                key_of(keys + (size_t)n * 32, 4 * k + n);
+            a.results = results;
+            good = kvs_store(&a, 500, NULL) == KVS_OK && kvs_pin(ns, keys, 1, NULL, 500, NULL) == KVS_OK;
+        }
+        kvs_close(c);
+    }
+}
+
+Test(tenants_e2e, others_come_and_go_under_load_and_leave_nothing)
+{
+    enum { ROUNDS = 60 };
+    static const char FLOOR[] = ", \"floor_bytes\": 2359296"; /* the eight blocks that it uses */
+    char text[4096];
+    child worker, guest;
+    unsigned fds;
+
+    begin_with_three_paths();
+    of_tenants("%s", entry(1, "blue", BLUE, FLOOR));
+    cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
+    fds = daemon_fds(&d);
+    worker = start_child(BLUE, works_on);
+    guest = start_child(RED, comes_and_goes);
+    wait_pause(&worker);
+    wait_pause(&guest);
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        if (i % 2 == 0)
+            of_tenants("%s,%s", entry(0, "red", RED, i % 4 == 0 ? "" : ", \"quota_bytes\": 2949120"),
+                       entry(1, "blue", BLUE, FLOOR));
+        else
+            of_tenants("%s", entry(1, "blue", BLUE, FLOOR));
+        cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
+        cr_assert_eq(is_there(red, ""), i % 2 == 0);
+        (void)usleep(i % 2 == 0 ? 20000 : 2000); /* some work gets done */
+    }
+    finish_child(&worker);
+    finish_child(&guest);
+    cr_assert(daemon_wait_fds(&d, fds, 5000), "descriptors are left");
+    cr_assert_gt(daemon_log_count(&d, "tenant_emptied tenant=red"), 0, "the guest never had anything");
+    status_has(KVS_SECTION_TENANTS, "\"tenant\":\"red\",\"clients\":0,\"used_bytes\":0,");
+    end();
+}
+
+Test(tenants_e2e, a_new_tenant_without_a_free_path_is_refused_with_all_that_came_with_it)
+{
+    static const struct {
+        const char *path, *says;
+    } BAD[] = {
+        {"/nonexistent-folder/x.sock", "tenants.bad.path: "},
+        {"%s/config.json", "the path exists and is no socket"},
+        {"%s/red.sock", "is that of tenant red until another reload has taken it out"},
+    };
+    char text[4096], path[160], more[256];
+
+    begin_with_three_paths();
+    for (size_t i = 0; i < 2 * sizeof BAD / sizeof BAD[0]; i++) {
+        bool dry_run = i % 2 == 0;
+
+        (void)snprintf(path, sizeof path, BAD[i / 2].path, d.dir);
+        (void)snprintf(more, sizeof more, "{\"name\": \"bad\", \"path\": \"%s\"}", path);
+        of_tenants("%s,%s,%s", entry(0, "green", GREEN, ""), more,
+                   entry(1, "blue", BLUE, ", \"quota_bytes\": 4194304"));
+        cr_assert_neq(ask_reload(dry_run, text, sizeof text), KVS_OK, "%s", text);
+        cr_assert_not_null(strstr(err.msg, BAD[i / 2].says), "%s", err.msg);
+        cr_assert(is_there(red, "") && !is_there(green, "") && !is_there(green, ".lock"), "as before");
+        cr_assert_not(status_says(KVS_SECTION_TENANTS, "\"quota_bytes\":4194304"));
+    }
+    run_child(RED, comes_back_to_nothing);
     end();
 }
 
@@ -728,11 +985,11 @@ static void fills_pools_of_three_sizes(void)
     kvs_close(e.c);
 }
 
-static void pool_of(const char *bytes)
+static void pool_of(const char *bytes, const char *of_blue)
 {
     char text[2048], both[2048], *at;
 
-    configure(both, sizeof both, "", "");
+    configure(both, sizeof both, of_blue, "");
     at = strstr(both, "\"tenants\"");
     (void)snprintf(
         text, sizeof text,
@@ -748,22 +1005,22 @@ Test(tenants_e2e, a_reload_makes_the_pool_larger_and_smaller_under_a_client)
 
     begin("", "");
     cr_assert_eq(daemon_stop(&d, SIGTERM), 0);
-    pool_of("12MiB");
+    pool_of("12MiB", "");
     daemon_spawn(&d, NULL);
     cr_assert(daemon_wait_notified(&d, "READY=1", 10000));
     worker = start_child(RED, fills_pools_of_three_sizes);
     wait_pause(&worker);
-    pool_of("64MiB");
+    pool_of("64MiB", "");
     cr_assert_eq(ask_reload(true, text, sizeof text), KVS_E_CONFIG);
     cr_assert_not_null(strstr(err.msg, "take a restart; 4194304..50331648"), "%s", err.msg);
-    pool_of("48MiB");
+    pool_of("48MiB", "");
     cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
     cr_assert_not_null(strstr(text, "\"key\":\"pool.max_bytes\",\"from\":\"12MiB\",\"to\":\"48MiB\""), "%s", text);
     while (daemon_alive(&d) && !status_says(KVS_SECTION_SUMMARY, "\"arena_bytes\":50331648"))
         ;
     cr_assert_eq(write(worker.go, "x", 1), 1);
     wait_pause(&worker);
-    pool_of("8MiB");
+    pool_of("8MiB", "");
     cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "%s", err.msg);
     while (daemon_alive(&d) && !status_says(KVS_SECTION_SUMMARY, "\"giving_up_bytes\":0,\"arena_bytes\":8388608"))
         ;
@@ -772,28 +1029,57 @@ Test(tenants_e2e, a_reload_makes_the_pool_larger_and_smaller_under_a_client)
     end();
 }
 
-/* ---- restart ---- */
+static void fills_the_pool(void)
+{
+    engine e;
 
-static void stores_for_later(void)
+    engine_open(&e, red);
+    for (uint32_t i = 0; i < 14; i++)
+        CHECK(store_one(&e, 1000 + i) == KVS_OK); /* the lowest extent */
+    kvs_close(e.c);
+}
+
+static void keeps_its_floor_over_a_shrink(void)
 {
     engine e;
 
     engine_open(&e, blue);
     for (uint32_t i = 0; i < MINE; i++)
         CHECK(store_one(&e, i + 1) == KVS_OK);
-    kvs_close(e.c);
-}
-
-static void finds_what_it_stored(void)
-{
-    engine e;
-
-    engine_open(&e, blue);
+    pause_child();
     CHECK(hits(e.ns, 1, MINE) == MINE);
-    for (uint32_t i = 0; i < MINE; i++)
-        CHECK(load_one(&e, i + 1) == KVS_OK);
     kvs_close(e.c);
 }
+
+Test(tenants_e2e, a_reload_makes_no_pool_that_takes_a_tenant_below_its_floor)
+{
+    char text[4096];
+    child keeper;
+
+    begin("", "");
+    cr_assert_eq(daemon_stop(&d, SIGTERM), 0);
+    pool_of("8MiB", ", \"floor_bytes\": 1179648"); /* MINE blocks */
+    daemon_spawn(&d, NULL);
+    cr_assert(daemon_wait_notified(&d, "READY=1", 10000));
+    run_child(RED, fills_the_pool);
+    keeper = start_child(BLUE, keeps_its_floor_over_a_shrink);
+    wait_pause(&keeper);
+    pool_of("4MiB", ", \"floor_bytes\": 1179648");
+    cr_assert_eq(ask_reload(true, text, sizeof text), KVS_E_CONFIG);
+    cr_assert_eq(ask_reload(false, text, sizeof text), KVS_E_CONFIG);
+    cr_assert_not_null(strstr(err.msg,
+                              "pool.max_bytes: 4194304 bytes would leave tenant blue 0 bytes, of 1179648 now and a "
+                              "floor of 1179648: lower its floor_bytes first"),
+                       "%s", err.msg);
+    finish_child(&keeper);
+    pool_of("4MiB", "");
+    cr_assert_eq(ask_reload(false, text, sizeof text), KVS_OK, "without the floor: %s", err.msg);
+    while (daemon_alive(&d) && !status_says(KVS_SECTION_SUMMARY, "\"giving_up_bytes\":0,\"arena_bytes\":4194304"))
+        ;
+    end();
+}
+
+/* ---- restart ---- */
 
 static void finds_nothing(void)
 {

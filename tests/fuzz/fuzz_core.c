@@ -314,13 +314,15 @@ static void put_hello(script *s, wire_out *o)
 
 static void put_open(script *s, wire_out *o)
 {
+    static const uint32_t FORMATS[] = {KVS_FORMAT_mla_fp16, KVS_FORMAT_mla_bf16, KVS_FORMAT_mla_fp8,
+                                       KVS_FORMAT_fp8_ds_mla};
     kvs_plane planes[4];
     kvs_namespace ns;
     uint8_t b = take(s);
     char model[2] = {(char)('a' + (b >> 6)), 0};
 
-    if (kvs_namespace_mla(model, "", b & 1 ? KVS_FORMAT_mla_bf16 : KVS_FORMAT_mla_fp16, 1 + (b >> 1 & 1),
-                          1 + (b >> 2 & 3), planes, &ns, NULL) == KVS_OK)
+    if (kvs_namespace_mla(model, "", FORMATS[(b & 1) | (b >> 6 & 2)], 1 + (b >> 1 & 1), 1 + (b >> 2 & 3), planes, &ns,
+                          NULL) == KVS_OK)
         (void)kvs_namespace_encode(&ns, o->base, o->cap, &o->len, NULL);
 }
 
@@ -414,24 +416,16 @@ static void put_write(script *s, const client *c, wire_out *o)
                                                   .kv_c_offset = number(s, 8) * 2,
                                                   .kv_c_stride = 1024 + number(s, 2) * 2,
                                                   .k_pe_offset = 8192 + number(s, 8) * 2,
-                                                  .k_pe_stride = 128});
+                                                  .k_pe_stride = 128,
+                                                  .src_type = (uint32_t)number(s, 16) / 12,
+                                                  .kv_scale = number(s, 16) == 15 ? 0.5f : 0});
     for (uint32_t i = 0; i < q.n_tokens && i < 8; i++)
         wire_put_u64(o, number(s, 16));
 }
 
-static void put_decode(script *s, const client *c, wire_out *o)
+static void put_calls(script *s, const client *c, wire_out *o, uint32_t n)
 {
-    wire_decode_req q = {.ns = one_of(s, w.ns, w.n_ns),
-                         .region = one_of(s, c->slots, c->n_slots),
-                         .n_seqs = (uint32_t)number(s, 4),
-                         .table_width = (uint32_t)number(s, 4),
-                         .s_q = (uint32_t)number(s, 3),
-                         .h_q = (uint32_t)number(s, 4),
-                         .n_calls = (uint32_t)number(s, 3),
-                         .flags = (uint32_t)number(s, 2)};
-
-    wire_put_decode_req(o, &q);
-    for (uint32_t i = 0; i < q.n_calls && i < 4; i++)
+    for (uint32_t i = 0; i < n && i < 4; i++)
         wire_put_decode_call(o, &(wire_decode_call){.plane = (uint32_t)number(s, 2),
                                                     .scratch = one_of(s, c->scratch, c->n_scratch),
                                                     .parts = (uint32_t)number(s, 4),
@@ -451,7 +445,49 @@ static void put_decode(script *s, const client *c, wire_out *o)
                                                     .out_head = 1024,
                                                     .lse_offset = 60000 + number(s, 4) * 4,
                                                     .lse_token = 16,
-                                                    .lse_head = 4});
+                                                    .lse_head = 4,
+                                                    .kv_scale = number(s, 16) == 15 ? 0.5f : 0,
+                                                    .reserved = number(s, 16) == 15});
+}
+
+static void put_decode(script *s, const client *c, wire_out *o)
+{
+    wire_decode_req q = {.ns = one_of(s, w.ns, w.n_ns),
+                         .region = one_of(s, c->slots, c->n_slots),
+                         .n_seqs = (uint32_t)number(s, 4),
+                         .table_width = (uint32_t)number(s, 4),
+                         .s_q = (uint32_t)number(s, 3),
+                         .h_q = (uint32_t)number(s, 4),
+                         .n_calls = (uint32_t)number(s, 3),
+                         .flags = (uint32_t)number(s, 2)};
+
+    wire_put_decode_req(o, &q);
+    put_calls(s, c, o, q.n_calls);
+    for (uint32_t i = 0; i < q.n_seqs && i < 8; i++)
+        wire_put_u32(o, (uint32_t)number(s, 13));
+    wire_put_pad8(o);
+    for (uint64_t i = 0; i < (uint64_t)q.n_seqs * q.table_width && i < 32; i++)
+        wire_put_u32(o, (uint32_t)number(s, 5));
+    wire_put_pad8(o);
+}
+
+static void put_extend(script *s, const client *c, wire_out *o)
+{
+    wire_extend_req q = {.ns = one_of(s, w.ns, w.n_ns),
+                         .region = one_of(s, c->slots, c->n_slots),
+                         .n_seqs = (uint32_t)number(s, 4),
+                         .table_width = (uint32_t)number(s, 4),
+                         .n_tokens = (uint32_t)number(s, 5),
+                         .h_q = (uint32_t)number(s, 4),
+                         .n_calls = (uint32_t)number(s, 3),
+                         .flags = (uint32_t)number(s, 2)};
+    uint32_t at = 0;
+
+    wire_put_extend_req(o, &q);
+    put_calls(s, c, o, q.n_calls);
+    for (uint64_t i = 0; i <= q.n_seqs && i < 9; i++, at += (uint32_t)number(s, 3))
+        wire_put_u32(o, at);
+    wire_put_pad8(o);
     for (uint32_t i = 0; i < q.n_seqs && i < 8; i++)
         wire_put_u32(o, (uint32_t)number(s, 13));
     wire_put_pad8(o);
@@ -541,7 +577,7 @@ static void put_small(script *s, client *c, uint16_t op, wire_out *o)
     case WIRE_WATCH:
         wire_put_watch_req(o, &(wire_watch_req){(uint32_t)number(s, 8), 0});
         break;
-    default: /* HEALTH, PING, EXTEND and what is no op */
+    default: /* HEALTH, PING and what is no op */
         for (unsigned n = take(s) % 9; op != WIRE_HEALTH && n > 0; n--)
             wire_put_u8(o, take(s));
     }
@@ -576,6 +612,9 @@ static void build(script *s, client *c, uint16_t op, wire_out *o)
         break;
     case WIRE_DECODE:
         put_decode(s, c, o);
+        break;
+    case WIRE_EXTEND:
+        put_extend(s, c, o);
         break;
     case WIRE_RESERVE:
         put_reserve(s, o);
@@ -624,9 +663,9 @@ static void add_files(script *s, frame *f, uint16_t op)
 static void send_frame(script *s, client *c)
 {
     /* What moves bytes comes more often than its share. */
-    static const uint8_t OPS[] = {WIRE_OPEN,  WIRE_REGION_CREATE, WIRE_SLOT_TAKE, WIRE_STORE,
-                                  WIRE_STORE, WIRE_LOAD,          WIRE_LOAD,      WIRE_DECODE,
-                                  WIRE_WRITE, WIRE_RESERVE,       WIRE_SLOT_DROP, WIRE_CANCEL};
+    static const uint8_t OPS[] = {WIRE_OPEN,      WIRE_REGION_CREATE, WIRE_SLOT_TAKE, WIRE_STORE, WIRE_STORE,
+                                  WIRE_LOAD,      WIRE_LOAD,          WIRE_DECODE,    WIRE_WRITE, WIRE_RESERVE,
+                                  WIRE_SLOT_DROP, WIRE_CANCEL,        WIRE_EXTEND};
     static const uint64_t DEADLINES[] = {0, 0, 0, 1, 1000, UINT64_MAX};
     uint8_t bytes[MAX_BODY], b = take(s);
     wire_out o = {bytes, 0, sizeof bytes, false};

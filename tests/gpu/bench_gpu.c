@@ -37,6 +37,8 @@ static double median(double *v, int n)
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */
 
+static const device_how BY_ENGINE = {DEVICE_BY_ENGINE, 0};
+
 typedef struct mover {
     device_queue *q;
     device_copy copies[BLOCKS];
@@ -57,7 +59,7 @@ static void *move(void *arg)
         size_t n = m->n - i < m->a_call ? m->n - i : m->a_call;
 
         m->failed |= ops->wait(m->q, marks[turn], &err) != KVS_OK ||
-                     ops->copy(m->q, m->copies + i, n, &marks[turn], &err) != KVS_OK;
+                     ops->copy(m->q, m->copies + i, n, BY_ENGINE, &marks[turn], &err) != KVS_OK;
     }
     m->failed |= ops->wait(m->q, marks[0], &err) != KVS_OK || ops->wait(m->q, marks[1], &err) != KVS_OK;
     return NULL;
@@ -177,7 +179,8 @@ static bool latency_of_one_block(device *d)
     for (int i = 0; i < TIMES; i++) {
         double start = gpu_seconds();
 
-        good = good && d->ops->copy(q, &c, 1, &mark, &err) == KVS_OK && d->ops->wait(q, mark, &err) == KVS_OK;
+        good =
+            good && d->ops->copy(q, &c, 1, BY_ENGINE, &mark, &err) == KVS_OK && d->ops->wait(q, mark, &err) == KVS_OK;
         queue[i] = gpu_seconds() - start;
         start = gpu_seconds();
         good = good && cudaMemcpyAsync(c.dst, c.src, BLOCK, cudaMemcpyDefault, stream) == cudaSuccess &&

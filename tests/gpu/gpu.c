@@ -31,12 +31,19 @@ double gpu_seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+static bool is_subset(const char *option)
+{
+    return strcmp(option, "--subset") == 0;
+}
+
 static bool wanted(const char *name, int argc, char **argv)
 {
     bool any = false;
 
     for (int i = 1; i < argc; i++) {
-        if (argv[i][0] == '-')
+        if (is_subset(argv[i]))
+            i++; /* its word */
+        if (i >= argc || argv[i][0] == '-' || is_subset(argv[i - 1]))
             continue;
         any = true;
         if (strstr(name, argv[i]) != NULL)
@@ -50,9 +57,19 @@ int gpu_run(const gpu_test *tests, size_t n, int argc, char **argv)
     unsigned passed = 0, failed = 0, skipped = 0;
     device *d = NULL;
     kvs_err err = {.status = KVS_OK};
-    kvs_status s = device_cuda_open(&d, 0, &err);
+    kvs_status s;
 
     (void)setvbuf(stdout, NULL, _IOLBF, 0);
+    for (int i = 1; i < argc; i++) {
+        if (!is_subset(argv[i]))
+            continue;
+        if (i + 1 == argc || strcmp(argv[i + 1], "sanitizer") != 0) {
+            (void)fprintf(stderr, "--subset: the only one is \"sanitizer\"\n");
+            return 2;
+        }
+        (void)setenv("KVS_GPU_SUBSET", "1", 1);
+    }
+    s = device_cuda_open(&d, 0, &err);
     if (s != KVS_OK)
         (void)printf("SKIP: %s\n", err.msg);
     for (size_t i = 0; i < n; i++) {

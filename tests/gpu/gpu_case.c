@@ -35,7 +35,8 @@ bool gpu_case_init(gpu_case *g, mla_case *c)
     if (!upload(&g->pool, c->pool, c->pool_bytes) || !upload(&g->q_nope, c->q_nope, a->q_nope.token_stride * n) ||
         !upload(&g->q_pe, c->q_pe, a->q_pe.token_stride * n) || !upload(&g->out, c->out, guarded(c->out_bytes)) ||
         !upload(&g->lse, c->lse, guarded(c->lse_bytes)) || !upload(&g->lens, c->lens, a->n_seqs * sizeof *c->lens) ||
-        !upload(&g->table, c->table, table) || cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
+        !upload(&g->table, c->table, table) || !upload(&g->kv_scale, a->kv_scale, sizeof *a->kv_scale) ||
+        cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
         return false;
     g->stream = stream;
     g->args.view.base = (uint8_t *)g->pool + (a->view.base - c->pool);
@@ -45,6 +46,7 @@ bool gpu_case_init(gpu_case *g, mla_case *c)
     g->args.lse.base = (uint8_t *)g->lse + MLA_CASE_GUARD;
     g->args.seq_len = g->lens;
     g->args.block_table = g->table;
+    g->args.kv_scale = g->kv_scale;
     g->workspace_bytes = kvs_mla_decode_cuda_workspace(&g->args);
     return cudaMalloc(&g->workspace, guarded(g->workspace_bytes)) == cudaSuccess &&
            cudaMalloc(&g->bad, 4) == cudaSuccess;
@@ -52,7 +54,7 @@ bool gpu_case_init(gpu_case *g, mla_case *c)
 
 void gpu_case_fini(gpu_case *g)
 {
-    void *all[] = {g->pool, g->q_nope, g->q_pe, g->out, g->lse, g->lens, g->table, g->workspace, g->bad};
+    void *all[] = {g->pool, g->q_nope, g->q_pe, g->out, g->lse, g->lens, g->table, g->kv_scale, g->workspace, g->bad};
 
     if (g->stream != NULL)
         (void)cudaStreamDestroy(g->stream);
@@ -89,7 +91,38 @@ kvs_status gpu_case_run_on(gpu_case *g, device_queue *q, kvs_err *err)
 
     a.seq_len = g->host->lens;
     a.block_table = g->host->table;
+    a.kv_scale = g->host->args.kv_scale;
     s = q->dev->ops->mla_decode(q, &a, &g->result, &mark, err);
+    return s == KVS_OK ? q->dev->ops->wait(q, mark, err) : s;
+}
+
+kvs_status gpu_case_extend_on(gpu_case *g, device_queue *q, kvs_err *err)
+{
+    const kvs_mla_decode_args *a = &g->args;
+    int32_t starts[MLA_CASE_MAX_SEQS + 1];
+    kvs_mla_extend_args e = {.view = a->view,
+                             .q_nope = a->q_nope,
+                             .q_pe = a->q_pe,
+                             .out = a->out,
+                             .lse = a->lse,
+                             .q_start = starts,
+                             .seq_len = g->host->lens,
+                             .block_table = g->host->table,
+                             .table_stride = a->table_stride,
+                             .n_seqs = a->n_seqs,
+                             .n_tokens = a->n_seqs * a->s_q,
+                             .table_width = a->table_width,
+                             .h_q = a->h_q,
+                             .parts = a->parts,
+                             .fixed_split = a->fixed_split,
+                             .sm_scale = a->sm_scale,
+                             .kv_scale = g->host->args.kv_scale};
+    uint64_t mark = 0;
+    kvs_status s;
+
+    for (uint32_t i = 0; i <= a->n_seqs; i++)
+        starts[i] = (int32_t)(i * a->s_q);
+    s = q->dev->ops->mla_extend(q, &e, &g->result, &mark, err);
     return s == KVS_OK ? q->dev->ops->wait(q, mark, err) : s;
 }
 

@@ -14,7 +14,7 @@
 typedef struct gpu_case {
     mla_case *host;
     kvs_mla_decode_args args; /* the case's, with device pointers */
-    void *pool, *q_nope, *q_pe, *out, *lse, *lens, *table, *workspace, *bad;
+    void *pool, *q_nope, *q_pe, *out, *lse, *lens, *table, *kv_scale, *workspace, *bad;
     uint64_t workspace_bytes;
     kvs_mla_decode_result result;
     void *stream;
@@ -29,6 +29,8 @@ bool gpu_case_prepare(gpu_case *g);
 /* Through kernels_cuda.h, or through the device's queue (lengths and table are then the host's). */
 kvs_status gpu_case_launch(gpu_case *g, kvs_err *err);
 kvs_status gpu_case_run_on(gpu_case *g, device_queue *q, kvs_err *err);
+/* As an extend with s_q queries for each sequence, through the device's queue. */
+kvs_status gpu_case_extend_on(gpu_case *g, device_queue *q, kvs_err *err);
 /* Wait, bring outputs into the case, look at the guards of the workspace.  Sets result.bad. */
 bool gpu_case_collect(gpu_case *g);
 

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "kernels/mla.h"
+#include "kernels/mla_sparse.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -18,6 +18,7 @@ extern "C" {
 /* a: pointers to device memory.  max_len: no length is above it.  out [T][h_q][512] and lse [T][h_q] go to the host.
  * false: a CUDA call failed, or no memory. */
 bool oracle_cuda_decode(const kvs_mla_decode_args *a, uint32_t max_len, double *out, double *lse);
+bool oracle_cuda_sparse(const kvs_mla_sparse_args *a, double *out, double *lse);
 
 #ifdef __cplusplus
 }

@@ -3,116 +3,21 @@
  *
  * "-client KIND SOCKET" makes this program a client that is to be killed or stopped: a process that has used CUDA cannot
  * fork one. */
-#include "tests/gpu/gpu.h"
+#include "tests/gpu/gpu_engine.h"
 
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "kernels/device_cuda.h"
-#include "proto/client/kvstride.h"
 #include "proto/ctl/pattern.h"
-#include "tests/support/daemon_fixture.h"
 #include "tests/support/random.h"
 
 #ifdef KVS_CUDA
-#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
-
-enum { TOKENS = 64, PAGE = TOKENS * 1152, DEEP = 61, FLAT = 5, CALL_MS = 60000, MANY = 200 };
-#define MiB (UINT64_C(1) << 20)
-#define GiB (UINT64_C(1) << 30)
-
-static daemon_fixture served;
-static bool has_daemon;
-
-/* ---- a client ---- */
-
-typedef struct engine {
-    kvs_client *client;
-    kvs_ns *ns;
-    kvs_plane planes[DEEP];
-    uint32_t layers;
-    uint64_t slot_bytes;
-} engine;
-
-static bool engine_open(engine *e, const char *socket, uint32_t layers)
-{
-    kvs_options o = KVS_OPTIONS_INIT;
-    kvs_namespace desc;
-    kvs_err err = {.msg = ""};
-
-    *e = (engine){.layers = layers, .slot_bytes = (uint64_t)layers * PAGE};
-    o.path = socket;
-    o.timeout_ms = CALL_MS;
-    if (kvs_connect(&e->client, &o, &err) != KVS_OK ||
-        kvs_namespace_mla("gpu", "", KVS_FORMAT_mla_bf16, layers, TOKENS, e->planes, &desc, &err) != KVS_OK ||
-        kvs_open(e->client, &desc, &e->ns, 0, &err) != KVS_OK)
-        return GPU_FAIL("%s", err.msg);
-    return true;
-}
-
-static bool start_daemon(void)
-{
-    if (!has_daemon) {
-        daemon_init(&served);
-        has_daemon = true;
-        daemon_configure(&served, "{\"device\": {\"kind\": \"cuda\", \"max_region_bytes\": \"16GiB\"},"
-                                  " \"pool\": {\"max_bytes\": \"3GiB\"}, \"limits\": {\"max_clients\": 64}}");
-    }
-    if (served.pid != 0)
-        return true;
-    if (!daemon_start(&served, NULL))
-        return GPU_FAIL("the daemon does not start");
-    return true;
-}
-
-static bool begin(engine *e, uint32_t layers)
-{
-    return start_daemon() && engine_open(e, served.socket, layers);
-}
-
-/* Store blocks of `slots` under keys id.., or load them.  after, signal: NULL or marks. */
-static kvs_status store(engine *e, kvs_region *r, uint64_t id, const kvs_slot *slots, uint32_t n, const kvs_mark *after,
-                        kvs_err *err)
-{
-    static uint8_t keys[MANY][KVS_KEY_BYTES];
-    static kvs_status results[MANY];
-    kvs_store_args a = {.ns = e->ns, .region = r, .n = n, .keys = keys[0], .slots = slots, .after = after};
-
-    for (uint32_t i = 0; i < n; i++)
-        pattern_key(id + i, keys[i]);
-    a.results = results;
-    return kvs_store(&a, CALL_MS, err);
-}
-
-static kvs_status load(engine *e, kvs_region *r, uint64_t id, const kvs_slot *slots, uint32_t n, kvs_err *err)
-{
-    static uint8_t keys[MANY][KVS_KEY_BYTES];
-    static kvs_load_result results[MANY];
-    kvs_load_args a = {.ns = e->ns, .region = r, .n = n, .keys = keys[0], .slots = slots};
-
-    for (uint32_t i = 0; i < n; i++)
-        pattern_key(id + i, keys[i]);
-    a.results = results;
-    return kvs_load(&a, CALL_MS, err);
-}
-
-static bool cuda_ok(cudaError_t e, const char *what)
-{
-    return e == cudaSuccess ? true : GPU_FAIL("%s: %s", what, cudaGetErrorString(e));
-}
-
-static bool to_device(void *dst, const void *src, uint64_t n)
-{
-    return cuda_ok(cudaMemcpy(dst, src, n, cudaMemcpyHostToDevice), "copy to the device");
-}
 
 /* ---- daemon regions ---- */
 
@@ -131,7 +36,7 @@ static bool round_trip(device *d)
     uint8_t *want, *got;
 
     (void)d;
-    if (taken == NULL || !begin(&e, DEEP))
+    if (taken == NULL || !engine_begin(&e, DEEP))
         return false;
     if (kvs_region_create(e.ns, 0, n_slots, &region, 0, &err) != KVS_OK ||
         kvs_region_map(region, &base, &bytes, &err) != KVS_OK ||
@@ -154,12 +59,12 @@ static bool round_trip(device *d)
     for (uint32_t i = 0; i < n; i++)
         if (!to_device((uint8_t *)base + from[i].slot * e.slot_bytes, want + i * e.slot_bytes, e.slot_bytes))
             return false;
-    if (store(&e, region, 1000, from, n, NULL, &err) != KVS_OK)
+    if (engine_store(&e, region, 1000, from, n, NULL, &err) != KVS_OK)
         return GPU_FAIL("store: %s", err.msg);
     if (!cuda_ok(cudaMemset(base, 0xff, n_slots * e.slot_bytes), "memset") ||
         !cuda_ok(cudaDeviceSynchronize(), "synchronise"))
         return false;
-    if (load(&e, region, 1000, to, n, &err) != KVS_OK)
+    if (engine_load(&e, region, 1000, to, n, &err) != KVS_OK)
         return GPU_FAIL("load: %s", err.msg);
     for (uint32_t i = 0; i < n; i++) {
         if (!cuda_ok(cudaMemcpy(got, (uint8_t *)base + to[i].slot * e.slot_bytes, e.slot_bytes, cudaMemcpyDeviceToHost),
@@ -218,14 +123,14 @@ static bool try_import(engine *e, kvs_region *region, const geometry *g, uint8_t
     }
     if (!to_device(memory, image, bytes))
         return false;
-    if (store(e, region, id, from, N, NULL, &err) != KVS_OK)
+    if (engine_store(e, region, id, from, N, NULL, &err) != KVS_OK)
         return GPU_FAIL("store: %s", err.msg);
     for (uint32_t i = 0; i < N; i++)
         for (uint32_t l = 0; l < g->layers; l++)
             if (!cuda_ok(cudaMemset(memory + page_at(g, at[i], l), 0x5a, PAGE), "memset"))
                 return false;
     (void)cudaDeviceSynchronize();
-    if (load(e, region, id, to, N, &err) != KVS_OK)
+    if (engine_load(e, region, id, to, N, &err) != KVS_OK)
         return GPU_FAIL("load: %s", err.msg);
     if (!cuda_ok(cudaMemcpy(got, memory, bytes, cudaMemcpyDeviceToHost), "copy from the device"))
         return false;
@@ -253,18 +158,6 @@ static const geometry GEOMETRIES[] = {
 };
 enum { N_GEOMETRIES = sizeof GEOMETRIES / sizeof *GEOMETRIES };
 
-static bool ipc_handle(device *d, void *p, kvs_ipc *ret)
-{
-    device_cuda_info info;
-    cudaIpcMemHandle_t h;
-
-    if (device_cuda_get_info(d, &info, NULL) != KVS_OK || !cuda_ok(cudaIpcGetMemHandle(&h, p), "cudaIpcGetMemHandle"))
-        return false;
-    memcpy(ret->uuid, info.uuid, 16);
-    memcpy(ret->handle, &h, 64);
-    return true;
-}
-
 static bool import_ipc(device *d)
 {
     for (uint32_t i = 0; i < N_GEOMETRIES; i++) {
@@ -277,7 +170,7 @@ static bool import_ipc(device *d)
         engine e;
         void *p;
 
-        if (!begin(&e, g->layers) || !cuda_ok(cudaMalloc(&p, geometry_bytes(g)), "cudaMalloc") ||
+        if (!engine_begin(&e, g->layers) || !cuda_ok(cudaMalloc(&p, geometry_bytes(g)), "cudaMalloc") ||
             !ipc_handle(d, p, &ipc))
             return false;
         fill_maps(g, maps, &in.n_maps);
@@ -313,7 +206,7 @@ static bool import_vmm(device *d)
             return GPU_FAIL("%s", err.msg);
         fds[0] = d->ops->mem_fd(mem, 0);
         fds[1] = d->ops->mem_fd(mem, 1);
-        if (!begin(&e, g.layers))
+        if (!engine_begin(&e, g.layers))
             return false;
         fill_maps(&g, maps, &in.n_maps);
         for (uint32_t m = 0; m < in.n_maps; m++)
@@ -352,8 +245,8 @@ static bool refuse_imports(device *d)
     void *p;
     bool fine;
 
-    if (!begin(&e, FLAT) || !cuda_ok(cudaMalloc(&p, 4 * FLAT * PAGE), "cudaMalloc") || !ipc_handle(d, p, &good) ||
-        d->ops->mem_create(d, 2 * MiB, &mem, NULL) != KVS_OK)
+    if (!engine_begin(&e, FLAT) || !cuda_ok(cudaMalloc(&p, 4 * FLAT * PAGE), "cudaMalloc") ||
+        !ipc_handle(d, p, &good) || d->ops->mem_create(d, 2 * MiB, &mem, NULL) != KVS_OK)
         return false;
     fd[0] = d->ops->mem_fd(mem, 0);
     ipc.n_slots = 64; /* the driver rounds an allocation up to 2 MiB, and no further */
@@ -377,26 +270,10 @@ static bool refuse_imports(device *d)
     d->ops->mem_close(mem);
     kvs_close(e.client);
     (void)cudaFree(p);
-    return fine && daemon_alive(&served) ? true : GPU_FAIL("a refusal is wrong, or the daemon died");
+    return fine && daemon_alive(&engine_daemon) ? true : GPU_FAIL("a refusal is wrong, or the daemon died");
 }
 
 /* ---- clients that die or stop ---- */
-
-static pid_t spawn_client(const char *kind)
-{
-    char self[4096];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    const char *argv[] = {"client", "-client", kind, served.socket, NULL};
-    pid_t pid = n > 0 ? fork() : -1;
-
-    if (pid == 0) {
-        self[n] = '\0';
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        (void)execv(self, (char *const *)(uintptr_t)argv);
-        _exit(127);
-    }
-    return pid;
-}
 
 /* Maps a daemon region, imports memory of its own, and moves blocks until it is killed. */
 static int client_busy(const char *socket)
@@ -428,8 +305,8 @@ static int client_busy(const char *socket)
         mine[i] = (kvs_slot){i, 0};
     (void)cudaMemset(base, 1, 16 * FLAT * PAGE);
     for (;; id += 16) {
-        (void)store(&e, own, id, mine, 16, NULL, NULL);
-        (void)load(&e, region, id, slots, 16, NULL);
+        (void)engine_store(&e, own, id, mine, 16, NULL, NULL);
+        (void)engine_load(&e, region, id, slots, 16, NULL);
     }
 }
 
@@ -459,19 +336,6 @@ static int client_stopped(const char *socket)
     return 0;
 }
 
-static uint64_t free_bytes(device *d)
-{
-    device_cuda_info info = {0};
-
-    (void)device_cuda_get_info(d, &info, NULL);
-    return info.free_bytes;
-}
-
-static void nap_ms(long ms)
-{
-    (void)nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
-}
-
 /* True once as much is free as before, within `ms`. */
 static bool wait_free(device *d, uint64_t want, int ms, double *ret_s)
 {
@@ -492,7 +356,7 @@ static bool survive_kills(device *d)
     double longest = 0, s;
     engine e;
 
-    if (!begin(&e, FLAT))
+    if (!engine_begin(&e, FLAT))
         return false;
     for (uint32_t done = 0; done < n + WARM; done += AT_ONCE) {
         pid_t pids[AT_ONCE];
@@ -518,7 +382,7 @@ static bool survive_kills(device *d)
             longest = s;
     }
     (void)printf("      %u kills, no drift; the longest until all memory was back: %.0f ms\n", n, longest * 1e3);
-    if (!daemon_alive(&served) || kvs_ping(e.client, 0, NULL) != KVS_OK)
+    if (!daemon_alive(&engine_daemon) || kvs_ping(e.client, 0, NULL) != KVS_OK)
         return GPU_FAIL("the daemon does not answer");
     kvs_close(e.client);
     return longest < 1.0 ? true : GPU_FAIL("it took %.2f s", longest);
@@ -535,10 +399,11 @@ static bool ignore_stopped(device *d)
     pid_t pid;
 
     (void)d;
-    if (!begin(&e, FLAT))
+    if (!engine_begin(&e, FLAT))
         return false;
     if (kvs_region_create(e.ns, 0, 4, &region, 0, &err) != KVS_OK ||
-        kvs_slot_take(region, 1, &slot, 0, &err) != KVS_OK || store(&e, region, 50, &slot, 1, NULL, &err) != KVS_OK)
+        kvs_slot_take(region, 1, &slot, 0, &err) != KVS_OK ||
+        engine_store(&e, region, 50, &slot, 1, NULL, &err) != KVS_OK)
         return GPU_FAIL("%s", err.msg);
     pid = spawn_client("stopped");
     if (waitpid(pid, &status, WUNTRACED) != pid || !WIFSTOPPED(status))
@@ -546,7 +411,7 @@ static bool ignore_stopped(device *d)
     for (int i = 0; i < 100; i++) {
         double at = gpu_seconds();
 
-        if (load(&e, region, 50, &slot, 1, &err) != KVS_OK)
+        if (engine_load(&e, region, 50, &slot, 1, &err) != KVS_OK)
             return GPU_FAIL("%s", err.msg);
         at = gpu_seconds() - at;
         worst = at > worst ? at : worst;
@@ -560,117 +425,24 @@ static bool ignore_stopped(device *d)
 
 /* ---- streams and counters ---- */
 
-static PFN_cuStreamWriteValue64_v11070 write_value;
-static PFN_cuStreamWaitValue64_v11070 wait_value;
-
-static bool find_stream_calls(void)
-{
-    enum cudaDriverEntryPointQueryResult q;
-    void *w = NULL, *v = NULL;
-
-    if (cudaGetDriverEntryPointByVersion("cuStreamWriteValue64", &w, 11070, cudaEnableDefault, &q) != cudaSuccess ||
-        cudaGetDriverEntryPointByVersion("cuStreamWaitValue64", &v, 11070, cudaEnableDefault, &q) != cudaSuccess ||
-        w == NULL || v == NULL)
-        return GPU_FAIL("the driver has no stream memory operations");
-    memcpy(&write_value, &w, sizeof w);
-    memcpy(&wait_value, &v, sizeof v);
-    return true;
-}
-
-static void CUDART_CB sleep_on_stream(void *ms)
-{
-    nap_ms((long)(intptr_t)ms);
-}
-
-typedef struct racer {
-    engine e;
-    kvs_region *region;
-    kvs_slot slots[64];
-    uint8_t *base;
-    uint8_t *seen; /* [64 blocks] host */
-    cudaStream_t stream;
-    kvs_counters page;
-    CUdeviceptr client, server; /* the two halves as the device sees them */
-} racer;
-
-enum { RACE_BLOCKS = 32 };
-
-static bool racer_open(racer *x)
-{
-    kvs_err err = {.msg = ""};
-    uint64_t bytes;
-    void *base, *at;
-
-    if (!find_stream_calls() || !begin(&x->e, DEEP))
-        return false;
-    if (kvs_region_create(x->e.ns, 0, RACE_BLOCKS, &x->region, 0, &err) != KVS_OK ||
-        kvs_region_map(x->region, &base, &bytes, &err) != KVS_OK ||
-        kvs_slot_take(x->region, RACE_BLOCKS, x->slots, 0, &err) != KVS_OK ||
-        kvs_counter_page(x->e.client, &x->page, &err) != KVS_OK)
-        return GPU_FAIL("%s", err.msg);
-    x->base = base;
-    x->seen = malloc(RACE_BLOCKS * x->e.slot_bytes);
-    if (x->seen == NULL)
-        return GPU_FAIL("no memory");
-    if (!cuda_ok(cudaStreamCreateWithFlags(&x->stream, cudaStreamNonBlocking), "stream") ||
-        !cuda_ok(cudaHostRegister(x->page.client, 8192, cudaHostRegisterPortable | cudaHostRegisterMapped),
-                 "registering the counter page") ||
-        !cuda_ok(cudaHostGetDevicePointer(&at, x->page.client, 0), "cudaHostGetDevicePointer"))
-        return false;
-    x->client = (CUdeviceptr)(uintptr_t)at;
-    x->server = x->client + 4096;
-    return true;
-}
-
-static void racer_close(racer *x)
-{
-    (void)cudaStreamDestroy(x->stream);
-    (void)cudaHostUnregister(x->page.client);
-    kvs_close(x->e.client);
-    free(x->seen);
-}
-
-/* How many of the blocks at `p` are `value` all over. */
-static uint32_t count_pure(const racer *x, uint8_t value)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < RACE_BLOCKS; i++) {
-        const uint8_t *p = x->seen + i * x->e.slot_bytes;
-
-        n += p[0] == value && memcmp(p, p + 1, x->e.slot_bytes - 1) == 0;
-    }
-    return n;
-}
-
-static bool fetch(racer *x)
-{
-    return cuda_ok(cudaMemcpy(x->seen, x->base, RACE_BLOCKS * x->e.slot_bytes, cudaMemcpyDeviceToHost), "fetch");
-}
-
 /* A producer that is late: does the store take the old bytes, or wait? */
 static bool produce(racer *x, bool ordered, uint64_t id, uint8_t value, uint32_t *ret_pure)
 {
-    uint64_t bytes = RACE_BLOCKS * x->e.slot_bytes;
     kvs_mark after = {.counter = 1, .value = id};
     kvs_err err = {.msg = ""};
 
-    if (!cuda_ok(cudaMemset(x->base, 0, bytes), "memset") || !cuda_ok(cudaDeviceSynchronize(), "synchronise"))
+    if (!set_device(x->base, 0, x->bytes) || !racer_sleep(x, 30) ||
+        !cuda_ok(cudaMemsetAsync(x->base, value, x->bytes, x->stream), "memset") || !racer_raise(x, 1, id))
         return false;
-    (void)cudaLaunchHostFunc(x->stream, sleep_on_stream, (void *)(intptr_t)30);
-    (void)cudaMemsetAsync(x->base, value, bytes, x->stream);
-    if (write_value((CUstream)x->stream, x->client + 16, id, CU_STREAM_WRITE_VALUE_DEFAULT) != CUDA_SUCCESS)
-        return GPU_FAIL("cuStreamWriteValue64");
-    if (store(&x->e, x->region, id, x->slots, RACE_BLOCKS, ordered ? &after : NULL, &err) != KVS_OK)
+    if (engine_store(&x->e, x->region, id, x->slots, RACE_BLOCKS, ordered ? &after : &engine_now, &err) != KVS_OK)
         return GPU_FAIL("store: %s", err.msg);
-    if (!cuda_ok(cudaStreamSynchronize(x->stream), "synchronise") ||
-        !cuda_ok(cudaMemset(x->base, 0, bytes), "memset") || !cuda_ok(cudaDeviceSynchronize(), "synchronise"))
+    if (!racer_synchronise(x) || !set_device(x->base, 0, x->bytes))
         return false;
-    if (load(&x->e, x->region, id, x->slots, RACE_BLOCKS, &err) != KVS_OK)
+    if (engine_load(&x->e, x->region, id, x->slots, RACE_BLOCKS, &err) != KVS_OK)
         return GPU_FAIL("load: %s", err.msg);
-    if (!fetch(x))
+    if (!racer_fetch(x, x->base))
         return false;
-    *ret_pure = count_pure(x, value);
+    *ret_pure = racer_pure(x, value);
     return true;
 }
 
@@ -699,35 +471,22 @@ static bool order_producer(device *d)
 /* A reader on a stream right behind the request: old bytes, or does it wait for the signal? */
 static bool consume(racer *x, bool ordered, uint64_t id, uint64_t value, uint32_t *ret_pure)
 {
-    static uint8_t keys[RACE_BLOCKS][KVS_KEY_BYTES];
-    static kvs_load_result results[RACE_BLOCKS];
-    uint64_t bytes = RACE_BLOCKS * x->e.slot_bytes;
+    static flight f;
     kvs_mark signal = {.counter = 2, .value = value};
-    kvs_load_args a = {.ns = x->e.ns, .region = x->region, .n = RACE_BLOCKS, .keys = keys[0]};
-    kvs_request *q;
     kvs_err err = {.msg = ""};
     void *copy;
     bool good;
 
-    for (uint32_t i = 0; i < RACE_BLOCKS; i++)
-        pattern_key(id + i, keys[i]);
-    a.slots = x->slots;
-    a.signal = &signal;
-    a.results = results;
-    if (!cuda_ok(cudaMalloc(&copy, bytes), "cudaMalloc") || !cuda_ok(cudaMemset(x->base, 0, bytes), "memset") ||
-        !cuda_ok(cudaDeviceSynchronize(), "synchronise"))
+    if (!cuda_ok(cudaMalloc(&copy, x->bytes), "cudaMalloc") || !set_device(x->base, 0, x->bytes) ||
+        !flight_load(&f, &x->e, x->region, id, x->slots, RACE_BLOCKS, &engine_now, &signal) ||
+        (ordered && !racer_await(x, 2, value)))
         return false;
-    if (kvs_submit_load(&a, &q, CALL_MS, &err) != KVS_OK)
-        return GPU_FAIL("load: %s", err.msg);
-    if (ordered && wait_value((CUstream)x->stream, x->server + 32, value, CU_STREAM_WAIT_VALUE_GEQ) != CUDA_SUCCESS)
-        return GPU_FAIL("cuStreamWaitValue64");
-    (void)cudaMemcpyAsync(copy, x->base, bytes, cudaMemcpyDeviceToDevice, x->stream);
-    good = cuda_ok(cudaStreamSynchronize(x->stream), "synchronise") &&
-           cuda_ok(cudaMemcpy(x->seen, copy, bytes, cudaMemcpyDeviceToHost), "fetch");
-    if (kvs_wait(q, CALL_MS, NULL) != KVS_OK || kvs_request_end(q, &err) != KVS_OK)
+    (void)cudaMemcpyAsync(copy, x->base, x->bytes, cudaMemcpyDeviceToDevice, x->stream);
+    good = racer_synchronise(x) && racer_fetch(x, copy);
+    if (flight_end(&f, &err) != KVS_OK)
         return GPU_FAIL("load: %s", err.msg);
     (void)cudaFree(copy);
-    *ret_pure = count_pure(x, 0x42);
+    *ret_pure = racer_pure(x, 0x42);
     return good;
 }
 
@@ -744,7 +503,7 @@ static bool order_reader(device *d)
     if (!cuda_ok(cudaMemset(x.base, 0x42, RACE_BLOCKS * x.e.slot_bytes), "memset") ||
         !cuda_ok(cudaDeviceSynchronize(), "synchronise"))
         return false;
-    if (store(&x.e, x.region, id, x.slots, RACE_BLOCKS, NULL, &err) != KVS_OK)
+    if (engine_store(&x.e, x.region, id, x.slots, RACE_BLOCKS, NULL, &err) != KVS_OK)
         return GPU_FAIL("store: %s", err.msg);
     for (uint32_t i = 0; i < rounds; i++) {
         if (!consume(&x, true, id, 2 * i + 1, &pure))
@@ -776,7 +535,7 @@ static bool keep_over_restart(device *d)
     void *base;
 
     (void)d;
-    if (!begin(&e, FLAT))
+    if (!engine_begin(&e, FLAT))
         return false;
     size = N * e.slot_bytes;
     want = malloc(size);
@@ -788,18 +547,18 @@ static bool keep_over_restart(device *d)
     if (!to_device(base, want, size))
         return false;
     generation = kvs_generation(e.client);
-    (void)daemon_stop(&served, SIGKILL);
-    if (!start_daemon() || kvs_wait_up(e.client, generation, CALL_MS, &err) != KVS_OK)
+    (void)daemon_stop(&engine_daemon, SIGKILL);
+    if (!engine_start_daemon() || kvs_wait_up(e.client, generation, CALL_MS, &err) != KVS_OK)
         return GPU_FAIL("after the restart: %s", err.msg);
     kvs_region_get(region, &info);
     if (info.state != KVS_OK)
         return GPU_FAIL("the region was not taken back: %s", kvs_status_name(info.state));
     /* The new daemon reads what the old one's memory holds, and writes where we look. */
-    if (store(&e, region, 70000, slots, N, NULL, &err) != KVS_OK)
+    if (engine_store(&e, region, 70000, slots, N, NULL, &err) != KVS_OK)
         return GPU_FAIL("store: %s", err.msg);
     if (!cuda_ok(cudaMemset(base, 0, size), "memset") || !cuda_ok(cudaDeviceSynchronize(), "synchronise"))
         return false;
-    if (load(&e, region, 70000, slots, N, &err) != KVS_OK)
+    if (engine_load(&e, region, 70000, slots, N, &err) != KVS_OK)
         return GPU_FAIL("load: %s", err.msg);
     if (!cuda_ok(cudaMemcpy(got, base, size, cudaMemcpyDeviceToHost), "fetch") || memcmp(got, want, size) != 0)
         return GPU_FAIL("other bytes than before the restart");
@@ -819,7 +578,7 @@ static bool stay_small(device *d)
     engine e;
 
     (void)d;
-    if (!begin(&e, FLAT) || kvs_report_alloc(e.client, &a, &text, &len, 0, NULL) != KVS_OK)
+    if (!engine_begin(&e, FLAT) || kvs_report_alloc(e.client, &a, &text, &len, 0, NULL) != KVS_OK)
         return GPU_FAIL("no status");
     at = strstr(text, "\"device_idle_bytes\":");
     if (strstr(text, "cuda") == NULL || at == NULL || sscanf(at + 20, "%llu", &idle) != 1)
@@ -827,7 +586,8 @@ static bool stay_small(device *d)
     (void)printf("      an idle daemon has %llu MiB of device memory\n", idle >> 20);
     kvs_free(text);
     kvs_close(e.client);
-    return idle > 0 && idle <= 600 * MiB ? true : GPU_FAIL("%llu bytes", idle);
+    /* A sanitizer has its own there as well. */
+    return idle > 0 && (idle <= 600 * MiB || gpu_subset()) ? true : GPU_FAIL("%llu bytes", idle);
 }
 
 static const gpu_test tests[] = {
@@ -850,17 +610,7 @@ int main(int argc, char **argv)
     if (argc == 4 && strcmp(argv[1], "-client") == 0)
         return strcmp(argv[2], "busy") == 0 ? client_busy(argv[3]) : client_stopped(argv[3]);
     code = gpu_run(tests, sizeof tests / sizeof *tests, argc, argv);
-    if (has_daemon && code != 0) {
-        char line[1024];
-        FILE *f = fopen(served.log, "re");
-
-        while (f != NULL && fgets(line, sizeof line, f) != NULL)
-            (void)printf("      %s", line);
-        if (f != NULL)
-            (void)fclose(f);
-    }
-    if (has_daemon)
-        daemon_fini(&served);
+    engine_end_daemon(code != 0);
     return code;
 }
 #else

@@ -24,6 +24,8 @@ enum { LAYERS = 61, PAGE = 73728, BLOCK = LAYERS * PAGE, BLOCKS = 200 };
 #define MiB (UINT64_C(1) << 20)
 #define GiB (UINT64_C(1) << 30)
 
+static const device_how BY_ENGINE = {DEVICE_BY_ENGINE, 0};
+
 typedef struct pair {
     device *d;
     device_queue *load, *store;
@@ -69,7 +71,7 @@ static bool copy_and_wait(device_queue *q, const device_copy *c, size_t n)
     kvs_err err = {.msg = ""};
     uint64_t mark = 0;
 
-    if (ops->copy(q, c, n, &mark, &err) != KVS_OK || ops->wait(q, mark, &err) != KVS_OK)
+    if (ops->copy(q, c, n, BY_ENGINE, &mark, &err) != KVS_OK || ops->wait(q, mark, &err) != KVS_OK)
         return GPU_FAIL("%s", err.msg);
     return true;
 }
@@ -561,7 +563,7 @@ static bool a_bad_copy_is_an_error_and_no_more(device *d)
         return GPU_FAIL("%s", err.msg);
     across[0] = (device_copy){base_of(m), host, MiB};
     across[1] = (device_copy){base_of(m), host + 3 * MiB, 2 * MiB};
-    s = d->ops->copy(p.load, across, 2, &mark, &err);
+    s = d->ops->copy(p.load, across, 2, BY_ENGINE, &mark, &err);
     (void)printf("      across two registrations: %s: %s\n", kvs_status_name(s), err.msg);
     if (s != KVS_E_DEVICE)
         good = GPU_FAIL("%s", kvs_status_name(s));
@@ -597,7 +599,7 @@ static bool marks_are_numbers_in_order(device *d)
                             {base_of(m) + i * 4096 + 2048, p.host + i * 4096 + 2048, 2048}};
 
         memset(p.host + i * 4096, (int)i, 4096);
-        if (d->ops->copy(p.load, c, i % 5 == 0 ? 0 : 3, &marks[i], &err) != KVS_OK)
+        if (d->ops->copy(p.load, c, i % 5 == 0 ? 0 : 3, BY_ENGINE, &marks[i], &err) != KVS_OK)
             good = GPU_FAIL("%s", err.msg);
         if (i > 0 && marks[i] <= marks[i - 1])
             good = GPU_FAIL("mark %" PRIu64 " after %" PRIu64, marks[i], marks[i - 1]);
@@ -606,8 +608,8 @@ static bool marks_are_numbers_in_order(device *d)
         good = GPU_FAIL("%s", err.msg);
     if (good && d->ops->wait(p.load, marks[N - 1] + 1, &err) != KVS_E_INVALID)
         good = GPU_FAIL("a mark was reached that nobody gave out");
-    if (good &&
-        (d->ops->copy(p.store, NULL, 0, &extra, &err) != KVS_OK || d->ops->wait(p.store, extra, &err) != KVS_OK))
+    if (good && (d->ops->copy(p.store, NULL, 0, BY_ENGINE, &extra, &err) != KVS_OK ||
+                 d->ops->wait(p.store, extra, &err) != KVS_OK))
         good = GPU_FAIL("no copies at all: %s", err.msg);
     for (uint32_t i = 0; good && i < N; i++) {
         device_copy c = {p.host, base_of(m) + i * 4096, 4096};

@@ -17,6 +17,7 @@
 #include "tests/gpu/gpu_case.h"
 #include "tests/gpu/oracle_cuda.h"
 #include "kernels/mla_oracle.h"
+#include "tests/support/mla_token.h"
 #include "tests/support/random.h"
 
 enum { TEXT = 300, ROW = 1152 };
@@ -45,14 +46,20 @@ static void write_case_fini(write_case *w)
 static bool write_case_init(write_case *w, rnd *r, uint32_t layers, uint32_t layer)
 {
     static const uint32_t pages[] = {1, 3, 16, 64};
+    static const uint32_t kinds[] = {KVS_FORMAT_mla_bf16, KVS_FORMAT_mla_fp16, KVS_FORMAT_mla_fp8,
+                                     KVS_FORMAT_fp8_ds_mla};
+    static const float scale = 0.031f;
+    const uint32_t format = kinds[rnd_below(r, 4)];
     uint32_t tokens = pages[rnd_below(r, 4)], n_blocks = 1 + (uint32_t)rnd_below(r, 9),
-             pitch = ROW + 16 * (uint32_t)rnd_below(r, 3);
+             pitch = mla_token_row_bytes(format) + 16 * (uint32_t)rnd_below(r, 3);
     uint32_t n = (uint32_t)rnd_below(r, 150), odd = 2 * (uint32_t)rnd_below(r, 8);
     uint64_t page = (uint64_t)tokens * pitch + 16 * rnd_below(r, 3), slot = page * layers + 16 * rnd_below(r, 5);
     uint64_t n_slots = (uint64_t)n_blocks * tokens;
 
     *w = (write_case){.pool_bytes = slot * n_blocks};
     w->args = (kvs_mla_write_args){.n_tokens = n,
+                                   .src_type = format == KVS_FORMAT_mla_fp8 ? KVS_VALUE_BF16 : 0,
+                                   .scale = &scale,
                                    .kv_c_stride = 1024 + (rnd_below(r, 2) ? odd : 16 * rnd_below(r, 4)),
                                    .k_pe_stride = 128 + (rnd_below(r, 2) ? odd : 16 * rnd_below(r, 4))};
     w->kv_bytes = w->args.kv_c_stride * n + 64;
@@ -77,13 +84,7 @@ static bool write_case_init(write_case *w, rnd *r, uint32_t layers, uint32_t lay
         else if (rnd_below(r, 12) == 0)
             w->slots[t] = (int64_t)(n_slots + rnd_below(r, 3));
     }
-    w->args.view = (kvs_view){w->pool + page * layer,
-                              slot,
-                              page,
-                              n_blocks,
-                              tokens,
-                              pitch,
-                              rnd_below(r, 2) ? KVS_FORMAT_mla_bf16 : KVS_FORMAT_mla_fp16};
+    w->args.view = (kvs_view){w->pool + page * layer, slot, page, n_blocks, tokens, pitch, format};
     w->args.kv_c = w->kv + odd;
     w->args.k_pe = w->pe + odd;
     w->kv_bytes = w->kv_bytes > 0 ? w->kv_bytes : 1;
@@ -263,6 +264,9 @@ static bool every_head_count_and_query_count(device *d)
     for (size_t h = 0; h < sizeof heads / sizeof heads[0]; h++)
         for (uint32_t s_q = 1; s_q <= 8; s_q++) {
             mla_shape s = {.seed = seed++,
+                           .format = h % 3 == 0   ? KVS_FORMAT_mla_bf16
+                                     : h % 3 == 1 ? KVS_FORMAT_mla_fp8
+                                                  : KVS_FORMAT_fp8_ds_mla,
                            .n_layers = 3,
                            .layer = 1,
                            .tokens_per_block = 64,
@@ -290,6 +294,9 @@ static uint32_t pick(rnd *r, const uint32_t *from, size_t n)
     return from[rnd_below(r, n)];
 }
 
+static const uint32_t formats[] = {KVS_FORMAT_mla_bf16, KVS_FORMAT_mla_bf16, KVS_FORMAT_mla_bf16,
+                                   KVS_FORMAT_mla_fp16, KVS_FORMAT_mla_fp8,  KVS_FORMAT_fp8_ds_mla};
+
 static mla_shape random_shape(rnd *r)
 {
     static const uint32_t heads[] = {1, 2, 3, 8, 16, 16, 17, 32, 64, 100, 128, 128};
@@ -298,7 +305,7 @@ static mla_shape random_shape(rnd *r)
     mla_shape s = {.seed = rnd_u64(r) % 1000000};
     uint64_t longest = rnd_below(r, 10) == 0 ? 3000 : 400;
 
-    s.format = rnd_below(r, 6) == 0 ? KVS_FORMAT_mla_fp16 : KVS_FORMAT_mla_bf16;
+    s.format = pick(r, formats, sizeof formats / sizeof *formats);
     if (s.format == KVS_FORMAT_mla_fp16)
         longest = 150; /* slow to make */
     s.n_layers = pick(r, layers, 4);
@@ -345,9 +352,10 @@ static bool random_shapes_are_judged_by_fp64(device *d)
     return true;
 }
 
-static bool the_two_oracles_agree(device *d)
+static bool the_two_oracles_agree_on(uint32_t format)
 {
     mla_shape s = {.seed = 77,
+                   .format = format,
                    .n_layers = 2,
                    .layer = 1,
                    .n_seqs = 4,
@@ -360,7 +368,6 @@ static bool the_two_oracles_agree(device *d)
     gpu_case g;
     bool good = mla_case_init(&c, &s) && gpu_case_init(&g, &c) && oracle_cuda_decode(&g.args, 100, out[0], lse[0]);
 
-    (void)d;
     if (!good)
         return GPU_FAIL("setting up");
     (void)oracle_mla_decode(&c.args, out[1], lse[1]);
@@ -374,6 +381,15 @@ static bool the_two_oracles_agree(device *d)
     return good;
 }
 
+static bool the_two_oracles_agree(device *d)
+{
+    (void)d;
+    for (size_t i = 2; i < sizeof formats / sizeof *formats; i++)
+        if (!the_two_oracles_agree_on(formats[i]))
+            return GPU_FAIL("format %u", formats[i]);
+    return true;
+}
+
 static bool bad_ids_and_lengths_are_skipped_and_counted(device *d)
 {
     rnd r = rnd_open("bad ids", 31);
@@ -382,6 +398,7 @@ static bool bad_ids_and_lengths_are_skipped_and_counted(device *d)
     (void)d;
     for (int round = 0; round < (gpu_subset() ? 3 : 40); round++) {
         mla_shape s = {.seed = (uint64_t)round,
+                       .format = formats[round % 6],
                        .n_layers = 3,
                        .layer = (uint32_t)round % 3,
                        .tokens_per_block = round % 2 ? 16 : 5,
@@ -463,6 +480,7 @@ static bool long_sequences(device *d)
     (void)d;
     for (int k = 0; k < 4; k++) {
         mla_shape s = {.seed = 40,
+                       .format = k % 2 ? KVS_FORMAT_fp8_ds_mla : KVS_FORMAT_mla_bf16,
                        .n_layers = 1,
                        .tokens_per_block = 64,
                        .n_seqs = 2,
@@ -626,6 +644,36 @@ static bool the_device_gives_the_same_bits(device *d)
     return good || GPU_FAIL("%s", err.msg);
 }
 
+/* The same problems as an extend: lengths, bounds and tables go through the queue's buffer. */
+static bool the_device_extends(device *d)
+{
+    device_queue *q = NULL;
+    kvs_err err = {.msg = ""};
+    rnd r = rnd_open("extend by the device", 72);
+    bool good = d->ops->queue_open(d, DEVICE_COMPUTE, &q, &err) == KVS_OK || GPU_FAIL("%s", err.msg);
+
+    for (int round = 0; good && round < (gpu_subset() ? 4 : 40); round++) {
+        mla_shape s = random_shape(&r);
+        char text[TEXT] = "setting up";
+        mla_case c;
+        gpu_case g;
+
+        good = mla_case_init(&c, &s) && gpu_case_init(&g, &c) && gpu_case_prepare(&g) &&
+               gpu_case_extend_on(&g, q, &err) == KVS_OK;
+        if (good && (g.result.bad != 0 || g.result.kernel != KVS_KERNEL_MLA_EXTEND_MMA))
+            good = GPU_FAIL("%u bad, kernel %u", g.result.bad, g.result.kernel);
+        good = good && gpu_case_collect(&g) && gpu_case_judge(&g, text, sizeof text);
+        if (!good) {
+            say_shape(&s);
+            (void)GPU_FAIL("%s", text);
+        }
+        gpu_case_fini(&g);
+        mla_case_fini(&c);
+    }
+    d->ops->queue_close(q);
+    return good || GPU_FAIL("%s", err.msg);
+}
+
 static bool repeated_launches_give_the_same_bits(device *d)
 {
     mla_shape s = {.seed = 5,
@@ -672,7 +720,7 @@ static bool wrong_arguments_are_refused_before_a_launch(device *d)
     if (kvs_mla_decode_cuda(&g.args, g.workspace, g.workspace_bytes - 4, NULL, &ret, NULL, &err) != KVS_E_LIMIT)
         good = GPU_FAIL("a small workspace was taken");
     a = g.args;
-    a.view.format = KVS_FORMAT_fp8_ds_mla;
+    a.view.format = KVS_FORMAT_indexer_fp8;
     if (kvs_mla_decode_cuda(&a, g.workspace, g.workspace_bytes, NULL, &ret, NULL, &err) != KVS_E_UNSUPPORTED)
         good = GPU_FAIL("another format was taken");
     a = g.args;
@@ -700,6 +748,7 @@ static const gpu_test tests[] = {
     {"far_offsets", far_offsets},
     {"captured_graphs_take_new_lengths", captured_graphs_take_new_lengths},
     {"the_device_gives_the_same_bits", the_device_gives_the_same_bits},
+    {"the_device_extends", the_device_extends},
     {"repeated_launches_give_the_same_bits", repeated_launches_give_the_same_bits},
     {"wrong_arguments_are_refused_before_a_launch", wrong_arguments_are_refused_before_a_launch},
 };

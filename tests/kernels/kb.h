@@ -46,7 +46,7 @@ void *kb_alloc(kb *b, uint64_t bytes);
 void *kb_in(kb *b, const void *host, uint64_t bytes);
 void *kb_random(kb *b, uint64_t bytes); /* bf16 of -1.7..1.7 */
 
-uint64_t kb_page_bytes(uint32_t format); /* 64 tokens, rounded up to 16 */
+uint64_t kb_page_bytes(uint32_t format); /* 64 tokens, rounded up as the format wants it */
 uint32_t kb_n_blocks(const kb *b, uint32_t format);
 /* A layer of the pool as if it held 61 layers of that format. */
 kvs_view kb_view(const kb *b, uint32_t format, uint32_t layer, bool strided);

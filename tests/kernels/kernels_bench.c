@@ -70,8 +70,9 @@ void *kb_random(kb *b, uint64_t bytes)
 uint64_t kb_page_bytes(uint32_t format)
 {
     const kvs_token_bytes t = kvs_format_token_bytes(format);
+    const uint32_t align = kvs_format_page_align(format);
 
-    return ((uint64_t)KB_TOKENS * (t.row + t.tail) + 15) / 16 * 16;
+    return ((uint64_t)KB_TOKENS * (t.row + t.tail) + align - 1) / align * align;
 }
 
 uint32_t kb_n_blocks(const kb *b, uint32_t format)

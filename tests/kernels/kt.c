@@ -9,7 +9,7 @@
 
 #include "tests/kernels/kt_device.h"
 
-enum { MAX_BLOCKS = 512, ALIGN = 256 };
+enum { MAX_BLOCKS = 4096, ALIGN = 256 };
 #define ARENA_BYTES (UINT64_C(256) << 20)
 
 typedef enum piece { HOST, DEV, MAPPED, GRAPH } piece;

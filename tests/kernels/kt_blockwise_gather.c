@@ -81,5 +81,5 @@ const kt_op kt_op_blockwise_gather = {.name = "blockwise_gather",
                                       .n_fixed = sizeof fixed / sizeof *fixed,
                                       .random = random_shape,
                                       .n_cpu = 200,
-                                      .n_cuda = 1000,
+                                      .n_cuda = 600,
                                       .n_subset = 12};

@@ -127,5 +127,5 @@ const kt_op kt_op_blockwise_write = {.name = "blockwise_write",
                                      .n_fixed = sizeof fixed / sizeof *fixed,
                                      .random = random_shape,
                                      .n_cpu = 200,
-                                     .n_cuda = 1000,
+                                     .n_cuda = 400,
                                      .n_subset = 12};

@@ -54,7 +54,43 @@ static const kt_gather_op op = {
     .shape = shape, .format = KVS_FORMAT_mla_bf16, .make = make, .expect = expect, .launch = launch};
 KT_GATHER_CASES(op)
 
-static const kt_fixed fixed[] = {KT_GATHER_FIXED};
+/* An engine's own tests, on the middle one of three layers. */
+static kt_shape middle_layer(uint32_t format, uint32_t tokens, uint32_t n_blocks)
+{
+    kt_shape s = kt_shape_plain(format, 0, tokens, n_blocks);
+
+    s.n_layers = 3;
+    s.layer = 1;
+    return s;
+}
+
+static bool cp_gather_cache_mla(kt *k)
+{
+    static const uint32_t formats[] = {KVS_FORMAT_mla_bf16, KVS_FORMAT_mla_fp16, KVS_FORMAT_mla_fp32,
+                                       KVS_FORMAT_mla_fp8};
+
+    for (int i = 0; i < 4; i++) {
+        const kt_shape s = middle_layer(formats[i], 16, 128);
+
+        if (!kt_gather_shape(k, &op, &s, 8, 512, false))
+            return false;
+    }
+    return true;
+}
+
+/* First tokens beyond the width of the table, and ids outside the pool: nothing is read there. */
+static bool gather_cache_oob(kt *k)
+{
+    const kt_shape s = middle_layer(KVS_FORMAT_mla_bf16, 16, 32);
+
+    for (int i = 0; i < 8; i++)
+        if (!kt_gather_shape(k, &op, &s, 4, 64, true))
+            return false;
+    return true;
+}
+
+static const kt_fixed fixed[] = {
+    KT_GATHER_FIXED, {"cp_gather_cache_mla", cp_gather_cache_mla, true}, {"gather_cache_oob", gather_cache_oob, false}};
 
 const kt_op kt_op_cache_gather = {.name = "cache_gather",
                                   .equality = "byte-equal",

@@ -70,5 +70,5 @@ const kt_op kt_op_gather_upconvert = {.name = "gather_upconvert",
                                       .n_fixed = sizeof fixed / sizeof *fixed,
                                       .random = random_shape,
                                       .n_cpu = 200,
-                                      .n_cuda = 1000,
+                                      .n_cuda = 600,
                                       .n_subset = 12};

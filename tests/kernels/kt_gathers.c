@@ -31,8 +31,7 @@ static void make(kt *k, const kt_gather_op *op, kt_gather *g, const kt_shape *s,
         kt_upload(k, &g->out[i].buf);
 }
 
-static bool gather_shape(kt *k, const kt_gather_op *op, const kt_shape *s, uint32_t n_seqs, uint32_t max_len,
-                         bool with_bad)
+bool kt_gather_shape(kt *k, const kt_gather_op *op, const kt_shape *s, uint32_t n_seqs, uint32_t max_len, bool with_bad)
 {
     kt_gather g;
     kvs_err err = {.msg = ""};
@@ -47,8 +46,8 @@ bool kt_gather_random(kt *k, const kt_gather_op *op)
 {
     const kt_shape s = op->shape(k, k->where == KT_CPU ? 1 << 19 : 3 << 20);
 
-    return gather_shape(k, op, &s, 1 + (uint32_t)rnd_below(&k->r, 9), 1 + (uint32_t)rnd_below(&k->r, 90),
-                        kt_chance(k, 2));
+    return kt_gather_shape(k, op, &s, 1 + (uint32_t)rnd_below(&k->r, 9), 1 + (uint32_t)rnd_below(&k->r, 90),
+                           kt_chance(k, 2));
 }
 
 bool kt_gather_every_layer(kt *k, const kt_gather_op *op)
@@ -61,7 +60,7 @@ bool kt_gather_every_layer(kt *k, const kt_gather_op *op)
 
             s.n_layers = layers[l];
             s.layer = at == 0 ? 0 : at == 1 ? layers[l] / 2 : layers[l] - 1;
-            if (!gather_shape(k, op, &s, 3, 10, true))
+            if (!kt_gather_shape(k, op, &s, 3, 10, true))
                 return false;
         }
     return true;
@@ -71,14 +70,14 @@ bool kt_gather_far(kt *k, const kt_gather_op *op)
 {
     const kt_shape s = kt_shape_far(op->format, op->row_bytes, 16);
 
-    return gather_shape(k, op, &s, 8, 150, true);
+    return kt_gather_shape(k, op, &s, 8, 150, true);
 }
 
 bool kt_gather_nothing(kt *k, const kt_gather_op *op)
 {
     const kt_shape s = kt_shape_plain(op->format, op->row_bytes, 16, 3);
 
-    return gather_shape(k, op, &s, 0, 1, false) && gather_shape(k, op, &s, 3, 0, false);
+    return kt_gather_shape(k, op, &s, 0, 1, false) && kt_gather_shape(k, op, &s, 3, 0, false);
 }
 
 bool kt_gather_replayed(kt *k, const kt_gather_op *op)

@@ -21,7 +21,8 @@ typedef struct kt_gather {
 } kt_gather;
 
 typedef struct kt_gather_op {
-    /* A shape of this operation: random, at most max_bytes; or, shape != NULL, that one with this format and its page. */
+    /* A shape of this operation: random, at most max_bytes; or, shape != NULL, that one with this format and its page.
+     * */
     kt_shape (*shape)(kt *k, uint64_t max_bytes);
     void (*fit)(kt_shape *s);          /* make the pages of any shape those of the format; NULL: nothing to do */
     uint32_t format, row_bytes;        /* of the fixed shapes */
@@ -30,6 +31,9 @@ typedef struct kt_gather_op {
     kvs_status (*launch)(kt *k, void *gather, kvs_err *err);
 } kt_gather_op;
 
+/* One case: at most n_seqs sequences of up to max_len tokens. */
+bool kt_gather_shape(kt *k, const kt_gather_op *op, const kt_shape *s, uint32_t n_seqs, uint32_t max_len,
+                     bool with_bad);
 bool kt_gather_random(kt *k, const kt_gather_op *op);
 bool kt_gather_every_layer(kt *k, const kt_gather_op *op);
 bool kt_gather_far(kt *k, const kt_gather_op *op);

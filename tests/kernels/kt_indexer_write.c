@@ -86,7 +86,22 @@ static bool every_maximum(kt *k)
     return true;
 }
 
-static const kt_fixed fixed[] = {KT_WRITE_FIXED, {"every 16-bit maximum", every_maximum, false}};
+/* An engine's own test: 100 tokens into 16 blocks of 64 tokens, the middle one of three layers, random neighbours. */
+static bool indexer_k_quant_and_cache(kt *k)
+{
+    kt_shape s = kt_shape_plain(KVS_FORMAT_indexer_fp8, 0, 64, 16);
+
+    s.n_layers = 3;
+    s.layer = 1;
+    for (int i = 0; i < 4; i++) /* both kinds of scale */
+        if (!kt_write_shape(k, &op, &s, 100, false))
+            return false;
+    return true;
+}
+
+static const kt_fixed fixed[] = {KT_WRITE_FIXED,
+                                 {"indexer_k_quant_and_cache on a cross-layer view", indexer_k_quant_and_cache, false},
+                                 {"every 16-bit maximum", every_maximum, false}};
 
 const kt_op kt_op_indexer_write = {.name = "indexer_write",
                                    .equality = "byte-equal",
@@ -94,5 +109,5 @@ const kt_op kt_op_indexer_write = {.name = "indexer_write",
                                    .n_fixed = sizeof fixed / sizeof *fixed,
                                    .random = random_shape,
                                    .n_cpu = 300,
-                                   .n_cuda = 1500,
+                                   .n_cuda = 800,
                                    .n_subset = 12};

@@ -1,4 +1,5 @@
 /* kv_write: keys and values of several heads into pages of any order: NHD, HND, K and V interleaved. */
+#include <math.h>
 #include <string.h>
 
 #include "kernels/kv_write.h"
@@ -10,9 +11,11 @@
 enum order { NHD, HND, INTERLEAVED };
 
 /* The geometry of a case, chosen in `fit` and needed in `make`: it travels in the shape's planes and here. */
-static struct {
+typedef struct geometry {
     uint32_t n_heads, k_dim, v_dim, k_format, v_format, order;
-} now;
+} geometry;
+static geometry now;
+static const geometry *forced; /* by a fixed case; NULL: any */
 
 static uint32_t value_of(uint32_t format)
 {
@@ -52,6 +55,8 @@ static void fit(kt *k, kt_shape *s)
     now.k_format = copies ? formats[rnd_below(&k->r, 2)] : KVS_FORMAT_kv_fp8;
     now.v_format = kt_chance(k, 2) ? now.k_format : KVS_FORMAT_kv_fp8;
     now.order = (uint32_t)rnd_below(&k->r, 3);
+    if (forced != NULL)
+        now = *forced;
     if (now.order == INTERLEAVED) { /* the V view begins inside the K view's rows: at a multiple of 16 */
         now.v_dim = now.k_dim = (uint32_t)up(now.k_dim, 16);
         now.v_format = now.k_format;
@@ -171,7 +176,106 @@ static const kt_write_op op = {.shape = shape,
                                .launch = launch};
 KT_WRITE_CASES(op)
 
-static const kt_fixed fixed[] = {KT_WRITE_FIXED};
+/* An engine's own test: 8 heads of 64, 80 and 256 values, 8, 16 and 32 tokens a page, tokens or heads first, on the
+ * middle one of three layers; fp8 with one scale or one a head. */
+static bool reshape(kt *k, uint32_t format)
+{
+    static const uint32_t dims[] = {64, 80, 256}, tokens[] = {8, 16, 32};
+    bool good = true;
+
+    for (uint32_t i = 0; i < 3 * 3 * 2 && good; i++) {
+        const geometry g = {8, dims[i % 3], dims[i % 3], format, format, i / 9};
+        kt_shape s = kt_shape_plain(format, 16, tokens[i / 3 % 3], 9);
+
+        s.n_layers = 3;
+        s.layer = 1;
+        forced = &g;
+        good = kt_write_shape(k, &op, &s, 42, false);
+        forced = NULL;
+    }
+    return good;
+}
+
+static bool reshape_bf16(kt *k)
+{
+    return reshape(k, KVS_FORMAT_kv_bf16);
+}
+
+static bool reshape_fp16(kt *k)
+{
+    return reshape(k, KVS_FORMAT_kv_fp16);
+}
+
+static bool reshape_fp8(kt *k)
+{
+    return reshape(k, KVS_FORMAT_kv_fp8);
+}
+
+/* Quotients on the edge between two e4m3, for every fraction that a 16-bit value can have: a kernel that does not
+ * divide but multiplies must round as if it did.  A head has a scale that puts one value on an edge, or a few units beside it. */
+enum { EDGE_HEADS = 1024, EDGE_DIM = 32, EDGE_UNITS = 7, EDGES = 16 };
+
+static bool edges(kt *k, uint32_t type)
+{
+    const uint32_t fractions = type == KVS_VALUE_BF16 ? 128 : 1024, n_cases = fractions * EDGES * EDGE_UNITS;
+    const uint64_t row = EDGE_HEADS * EDGE_DIM;
+    const int64_t slot = 0;
+    uint8_t *x = kt_host(k, 2 * row), *dev_x = kt_alloc(k, 2 * row);
+    float *scale = kt_host(k, EDGE_HEADS * sizeof *scale), *dev_scale = kt_alloc(k, EDGE_HEADS * sizeof *scale);
+    kt_buf page = kt_buf_make(k, "page", 2 * row);
+    kvs_view v = {page.dev, row, row, 1, 1, (uint32_t)row, KVS_FORMAT_kv_fp8};
+    kvs_kv_side side = {v, EDGE_DIM, {dev_x, 2 * row, 2 * EDGE_DIM}, dev_scale, EDGE_DIM};
+    kt_write w = {.word = kt_word(k)};
+    kvs_kv_write_args a = {side, side, kt_in(k, &slot, sizeof slot), 1, EDGE_HEADS, type, 1};
+
+    a.v.view.base += row;
+    w.args = &a;
+    for (uint32_t first = 0; first < n_cases; first += EDGE_HEADS) {
+        kvs_err err = {.msg = ""};
+
+        for (uint32_t h = 0; h < EDGE_HEADS; h++) {
+            const uint32_t i = (first + h) % n_cases;
+            const double value = 1 + (double)(i / (EDGES * EDGE_UNITS)) / fractions,
+                         edge = 1 + (i / EDGE_UNITS % EDGES) / 16.0;
+            uint32_t bits;
+
+            scale[h] = (float)(value / edge);
+            memcpy(&bits, &scale[h], sizeof bits);
+            bits += i % EDGE_UNITS - EDGE_UNITS / 2;
+            memcpy(&scale[h], &bits, sizeof bits);
+            for (uint32_t e = 0; e < EDGE_DIM; e++) /* the same edge of other powers of two */
+                kt_value_set(x + 2ull * h * EDGE_DIM, type, e,
+                             (float)ldexp(e % 2 ? value : -value, (int)(e % 20) - 11));
+            for (uint32_t e = 0; e < EDGE_DIM; e++)
+                page.want[h * EDGE_DIM + e] = page.want[row + h * EDGE_DIM + e] =
+                    kt_quantised(kt_value(x + 2ull * h * EDGE_DIM, type, e), scale[h]);
+        }
+        kt_put(k, dev_x, x, 2 * row);
+        kt_put(k, dev_scale, scale, EDGE_HEADS * sizeof *scale);
+        if (launch(k, &w, &err) != KVS_OK)
+            return kt_fail(k, "%s", err.msg);
+        if (!kt_same(k, &page))
+            return false;
+    }
+    return true;
+}
+
+static bool edges_bf16(kt *k)
+{
+    return edges(k, KVS_VALUE_BF16);
+}
+
+static bool edges_fp16(kt *k)
+{
+    return edges(k, KVS_VALUE_FP16);
+}
+
+static const kt_fixed fixed[] = {KT_WRITE_FIXED,
+                                 {"every bf16 on every edge of e4m3", edges_bf16, true},
+                                 {"every fp16 on every edge of e4m3", edges_fp16, true},
+                                 {"reshape_and_cache_flash, bf16", reshape_bf16, false},
+                                 {"reshape_and_cache_flash, fp16", reshape_fp16, false},
+                                 {"reshape_and_cache_flash, fp8", reshape_fp8, false}};
 
 const kt_op kt_op_kv_write = {.name = "kv_write",
                               .equality = "byte-equal",
@@ -179,5 +283,5 @@ const kt_op kt_op_kv_write = {.name = "kv_write",
                               .n_fixed = sizeof fixed / sizeof *fixed,
                               .random = random_shape,
                               .n_cpu = 300,
-                              .n_cuda = 1500,
+                              .n_cuda = 600,
                               .n_subset = 12};

@@ -20,13 +20,14 @@ typedef struct kt_list {
     uint32_t max_len;     /* rows of the longest sequence that a refill may have */
 } kt_list;
 
-/* At most n_seqs sequences of 0..max_len rows; padding before, behind; garbage in the table past each sequence; with_bad: in
- * it too, and starts beyond its width. */
+/* At most n_seqs sequences of 0..max_len rows; padding before, behind; garbage in the table past each sequence;
+ * with_bad: in it too, and starts beyond its width. */
 kt_list kt_list_make(kt *k, const kt_pool *p, uint32_t n_seqs, uint32_t max_len, bool with_bad);
 /* Other contents in the same memory, for a replay. */
 void kt_list_refill(kt *k, const kt_pool *p, kt_list *l, bool with_bad);
 
-/* A destination: rows of row_bytes at a pitch of its own, `align` bytes aligned or exactly 16, random before the call. */
+/* A destination: rows of row_bytes at a pitch of its own, `align` bytes aligned or exactly 16, random before the call.
+ * */
 typedef struct kt_rows {
     kt_buf buf;
     uint64_t front, stride;

@@ -1,8 +1,8 @@
 #ifndef KVS_TESTS_KERNELS_KT_NUMBERS_H
 #define KVS_TESTS_KERNELS_KT_NUMBERS_H
 
-/* Number formats as their definitions say: by value and search, not by bit tricks.  The oracle of kernels/numeric.h; shares no
- * code with it.
+/* Number formats as their definitions say: by value and search, not by bit tricks.  The oracle of kernels/numeric.h;
+ * shares no code with it.
  *
  * Knows formats.  Any thread; plain values. */
 
@@ -27,10 +27,11 @@ float kt_dequantised(uint8_t h, float scale);
 double kt_value(const uint8_t *row, uint32_t type, uint64_t i);
 void kt_value_set(uint8_t *row, uint32_t type, uint64_t i, float f);
 
-/* Values to be quantised: rows that are tame, wild (any bits), zero, or on the edges between two e4m3.  n values of `type`. */
+/* Values to be quantised: rows that are tame, wild (any bits), zero, or on the edges between two e4m3.  n values of
+ * `type`. */
 void kt_values_fill(kt *k, uint8_t *row, uint32_t type, uint32_t n);
-/* Values that a scale puts on, or a few units beside, the edge between two e4m3: where a quotient must be right to the last
- * bit. */
+/* Values that a scale puts on, or a few units beside, the edge between two e4m3: where a quotient must be right to the
+ * last bit. */
 void kt_values_near(kt *k, uint8_t *row, uint32_t type, uint32_t n, float scale);
 
 #endif

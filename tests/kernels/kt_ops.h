@@ -11,6 +11,7 @@
     X(mla_write)                                                                                                       \
     X(mla_write_layers)                                                                                                \
     X(mla_decode)                                                                                                      \
+    X(mla_sparse)                                                                                                      \
     X(cache_gather)                                                                                                    \
     X(gather_dequant)                                                                                                  \
     X(gather_upconvert)                                                                                                \
@@ -19,9 +20,14 @@
     X(indexer_write)                                                                                                   \
     X(blockwise_write)                                                                                                 \
     X(kv_write)                                                                                                        \
+    X(kv_decode)                                                                                                       \
+    X(mla_extend)                                                                                                      \
+    X(mha_ragged)                                                                                                      \
     X(block_copy)                                                                                                      \
     X(block_sum)                                                                                                       \
-    X(merge)
+    X(merge)                                                                                                           \
+    X(concat_q)                                                                                                        \
+    X(index_convert)
 
 #define X(name) extern const kt_op kt_op_##name;
 KT_OP_MAP(X)

@@ -28,8 +28,8 @@ typedef struct kt_write_op {
     kvs_status (*launch)(kt *k, void *write, kvs_err *err);
 } kt_write_op;
 
-/* Sources: n rows of row_bytes at a pitch of their own, `align` bytes aligned or exactly 16; *ret_host is row 0 in the test's
- * memory, filled by the caller before kt_source_put, which returns it in the operation's. */
+/* Sources: n rows of row_bytes at a pitch of their own, `align` bytes aligned or exactly 16; *ret_host is row 0 in the
+ * test's memory, filled by the caller before kt_source_put, which returns it in the operation's. */
 typedef struct kt_source {
     uint8_t *host, *all;
     uint64_t stride, front, bytes;

@@ -35,7 +35,7 @@ struct peer {
     peer_info info;
     uint64_t waiting[64]; /* ids of LOOKUPs */
     uint32_t n_waiting;
-    bool hello, gone;
+    bool hello, gone, dismissed;
 };
 
 void reply_destroy(reply *r)
@@ -168,6 +168,11 @@ __attribute__((unused)) static void fake_release(core *c)
         for (uint32_t i = 0; i < n && !p->gone; i++)
             fake_reply(p, WIRE_LOOKUP, p->waiting[i % 64], NULL, 0, false);
     }
+}
+
+void peer_dismiss(peer *p)
+{
+    p->dismissed = true;
 }
 
 uint64_t core_tick(core *c, uint64_t now_us)

@@ -1,6 +1,8 @@
 #include "daemon/mailbox.h"
 
 #include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <unistd.h>
 
 #include "tests/support/loop_fixture.h"
 
@@ -10,6 +12,14 @@ typedef struct item {
     work work;
     unsigned thread, number;
 } item;
+
+/* Threads wait without sleeping only where there are processors enough: here they always do. */
+long sysconf(int name)
+{
+    long (*real)(int) = (long (*)(int))(uintptr_t)dlsym(RTLD_NEXT, "sysconf");
+
+    return name == _SC_NPROCESSORS_ONLN ? 16 : real(name);
+}
 
 static unsigned done_total, done_of[N_THREADS], out_of_order;
 static uv_thread_t loop_thread;
@@ -113,5 +123,85 @@ Test(mailbox, keeps_the_order_when_a_completion_drains)
     mailbox_close(nested); /* drains what is left */
     cr_assert_eq(done_total, 2);
     cr_assert_eq(out_of_order, 0);
+    cr_assert(loop_end(&loop));
+}
+
+/* ---- posts that are announced ---- */
+
+typedef struct announcer {
+    work_sink sink;
+    item item;
+    unsigned pause_us;
+} announcer;
+
+static void announce_and_post(void *arg)
+{
+    announcer *a = arg;
+
+    a->sink.soon(a->sink.ud);
+    (void)usleep(a->pause_us);
+    a->sink.post(a->sink.ud, &a->item.work);
+}
+
+/* Whether the loop still looks out for it, sleeps in short steps, or has given it up. */
+Test(mailbox, runs_what_was_announced_however_late_it_comes)
+{
+    static const unsigned pauses[] = {0, 100, 5000, 60000};
+    uv_loop_t loop;
+    mailbox *m;
+
+    loop_thread = uv_thread_self();
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(mailbox_create(&m, &loop, NULL), KVS_OK);
+    for (unsigned i = 0; i < 4; i++) {
+        announcer a = {
+            .sink = mailbox_sink(m), .item = {.work = {.on_done = on_done}, .number = i}, .pause_us = pauses[i]};
+        unsigned want = i + 1;
+        uv_thread_t t;
+
+        cr_assert_eq(uv_thread_create(&t, announce_and_post, &a), 0);
+        cr_assert(loop_until(&loop, is_all_done, &want, 5000), "after %u us", pauses[i]);
+        cr_assert_eq(uv_thread_join(&t), 0);
+    }
+    cr_assert_eq(out_of_order, 0);
+    mailbox_close(m);
+    cr_assert(loop_end(&loop));
+}
+
+static uint64_t cpu_us(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000;
+}
+
+static void on_timer(uv_timer_t *t)
+{
+    uv_stop(t->loop);
+}
+
+/* A job that never ends: the loop is not busy for ever with looking out for it. */
+Test(mailbox, goes_back_to_sleep_when_nothing_follows)
+{
+    work_sink sink;
+    uv_timer_t timer;
+    uv_loop_t loop;
+    mailbox *m;
+    uint64_t used;
+
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(mailbox_create(&m, &loop, NULL), KVS_OK);
+    sink = mailbox_sink(m);
+    (void)uv_timer_init(&loop, &timer);
+    sink.soon(sink.ud);
+    (void)uv_timer_start(&timer, on_timer, 100, 0); /* awake at first */
+    (void)uv_run(&loop, UV_RUN_DEFAULT);
+    used = cpu_us();
+    (void)uv_timer_start(&timer, on_timer, 500, 0);
+    (void)uv_run(&loop, UV_RUN_DEFAULT);
+    cr_assert_leq(cpu_us() - used, 20000, "%llu us of 500 ms", (unsigned long long)(cpu_us() - used));
+    uv_close((uv_handle_t *)&timer, NULL);
+    mailbox_close(m);
     cr_assert(loop_end(&loop));
 }

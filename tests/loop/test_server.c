@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "daemon/conn.h"
+#include "daemon/listen.h"
 #include "daemon/log.h"
 #include "tests/loop/fake_core.h"
 #include "tests/support/loop_fixture.h"
@@ -344,5 +345,159 @@ Test(server, frees_the_path_as_soon_as_it_stops_listening)
     raw_close(&late);
     cr_assert(ping(&c), "who is in stays in");
     raw_close(&c);
+    end();
+}
+
+/* ---- a reload ---- */
+
+static void add_tenant(config *c, const char *name)
+{
+    config_tenant *t = &c->tenants[c->n_tenants++];
+
+    *t = c->tenants[0];
+    (void)snprintf(t->name, sizeof t->name, "%s", name);
+    (void)snprintf(t->path, sizeof t->path, "%s/%s", dir, name);
+    t->mode = 0640;
+}
+
+static void take_over(const config *next)
+{
+    kvs_err err = {0};
+
+    cr_assert_eq(server_prepare(srv, next, false, &err), KVS_OK, "%s", err.msg);
+    cfg = *next;
+    server_configured(srv);
+}
+
+static bool has_ended(void *ud)
+{
+    raw_client *c = ud;
+    frame f;
+
+    (void)raw_poll(c, &f);
+    return c->ended;
+}
+
+Test(server, opens_and_closes_the_sockets_of_tenants_on_the_way)
+{
+    static config next, two;
+    raw_client c, stays;
+    char path[128];
+    struct stat st;
+
+    begin();
+    cr_assert(join(&stays, cfg.socket_path));
+    next = cfg;
+    add_tenant(&next, "red");
+    (void)snprintf(path, sizeof path, "%s", next.tenants[1].path);
+    cr_assert_eq(server_prepare(srv, &next, true, NULL), KVS_OK);
+    cr_assert_neq(stat(path, &st), 0, "a dry run makes nothing");
+    take_over(&next);
+    cr_assert_eq(stat(path, &st), 0);
+    cr_assert_eq(st.st_mode & 0777, 0640);
+    cr_assert(join(&c, path));
+    cr_assert_eq(the_core.peers->info.tenant, 1);
+    two = next;
+    two.tenants[1].gone = true;
+    take_over(&two);
+    cr_assert_neq(stat(path, &st), 0);
+    cr_assert(the_core.peers->dismissed);
+    cr_assert(loop_until(&loop, has_ended, &c, 5000), "its client is told to go");
+    raw_close(&c);
+    cr_assert(ping(&stays));
+    take_over(&next); /* and back, at once */
+    cr_assert(join(&c, path));
+    raw_close(&c);
+    take_over(&two);
+    raw_close(&stays);
+    end();
+}
+
+/* What was asked before is answered before the end; what comes later is not read. */
+Test(server, a_client_whose_tenant_goes_gets_its_replies_first)
+{
+    static config next;
+    raw_client c;
+    frame f;
+
+    begin();
+    next = cfg;
+    add_tenant(&next, "red");
+    take_over(&next);
+    cr_assert(join(&c, next.tenants[1].path));
+    cr_assert(raw_send(&c, WIRE_LOOKUP, 9, NULL, 0, NULL, 0));
+    while (the_core.peers->n_waiting == 0)
+        (void)uv_run(&loop, UV_RUN_ONCE);
+    next.tenants[1].gone = true;
+    take_over(&next);
+    cr_assert(raw_send(&c, WIRE_PING, 10, NULL, 0, NULL, 0));
+    (void)loop_until(&loop, never, NULL, 20);
+    cr_assert(!has_ended(&c));
+    cr_assert_eq(the_core.n_requests, 2, "HELLO and LOOKUP");
+    fake_release(&the_core);
+    cr_assert(loop_until(&loop, try_hello, &c, 5000));
+    cr_assert(!c.ended || raw_poll(&c, &f), "the reply came first");
+    cr_assert(loop_until(&loop, has_ended, &c, 5000));
+    raw_close(&c);
+    end();
+}
+
+Test(server, a_socket_of_the_service_manager_outlives_its_tenant_and_tells_who_comes)
+{
+    static config next;
+    int fds[2] = {-1, -1};
+    listen_socket given;
+    raw_client c;
+
+    log_open(LOG_LEVEL_ERROR, false);
+    (void)snprintf(dir, sizeof dir, "/tmp/kvs-server-XXXXXX");
+    cr_assert_not_null(mkdtemp(dir));
+    config_default(&cfg);
+    (void)snprintf(cfg.socket_path, sizeof cfg.socket_path, "%s/s", dir);
+    (void)snprintf(cfg.admin_path, sizeof cfg.admin_path, "%s/a", dir);
+    add_tenant(&cfg, "red");
+    the_core.due_us = UINT64_MAX;
+    cr_assert_eq(listen_open(&given, cfg.tenants[1].path, 0600, NULL), KVS_OK);
+    fds[1] = dup(given.fd);
+    cr_assert_eq(uv_loop_init(&loop), 0);
+    cr_assert_eq(mailbox_create(&mail, &loop, NULL), KVS_OK);
+    cr_assert_eq(
+        server_create(&srv, &(server_config){.loop = &loop, .config = &cfg, .admin_fd = -1, .tenant_fds = fds}, NULL),
+        KVS_OK);
+    cr_assert_eq(server_start(srv, &the_core, mail, NULL), KVS_OK);
+    cr_assert(join(&c, given.path));
+    raw_close(&c);
+    next = cfg;
+    next.tenants[1].gone = true;
+    take_over(&next);
+    cr_assert(raw_connect(&c, given.path) && raw_send(&c, WIRE_HELLO, 1, NULL, 0, NULL, 0));
+    cr_assert(loop_until(&loop, try_hello, &c, 5000));
+    cr_assert_eq(the_core.n_peers == 0 || the_core.peers->info.denied != NULL, 1);
+    cr_assert(loop_until(&loop, has_ended, &c, 5000));
+    raw_close(&c);
+    next.tenants[1].gone = false;
+    take_over(&next);
+    cr_assert(join(&c, given.path));
+    raw_close(&c);
+    listen_close(&given);
+    end();
+}
+
+Test(server, what_was_prepared_for_nothing_is_closed_again)
+{
+    static config next;
+    kvs_err err = {0};
+    struct stat st;
+
+    begin();
+    next = cfg;
+    add_tenant(&next, "red");
+    add_tenant(&next, "none/blue");
+    cr_assert_eq(server_prepare(srv, &next, false, &err), KVS_E_SYS);
+    cr_assert_not_null(strstr(err.msg, "tenants.none/blue.path: "), "%s", err.msg);
+    cr_assert_neq(stat(next.tenants[1].path, &st), 0);
+    (void)snprintf(next.tenants[2].path, sizeof next.tenants[2].path, "%s/s", dir);
+    cr_assert_eq(server_prepare(srv, &next, false, &err), KVS_E_BUSY);
+    cr_assert_not_null(strstr(err.msg, "is that of tenant default"), "%s", err.msg);
     end();
 }

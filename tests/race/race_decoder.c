@@ -42,7 +42,7 @@ static void prepare(unsigned t, uint64_t base)
         k->job.job.after_value = base + t;
     }
     for (unsigned i = 0; i < CALLS; i++)
-        k->calls[i].is_write = i == 0;
+        k->calls[i].kind = i == 0 ? DECODER_WRITE : DECODER_DECODE;
 }
 
 /* Two decoders pass the baton; a random job is dropped or stopped now and then. */

@@ -1,13 +1,16 @@
 #include "tests/support/fault_device.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 typedef struct fault_device {
     device base;
+    device_ops ops;
     device *inner;
+    _Atomic uint64_t by_kernel;
     pthread_mutex_t lock; /* over all below */
     pthread_cond_t changed;
     fault_plan plans[FAULT_CALLS];
@@ -28,6 +31,7 @@ typedef struct fault_batch {
     struct fault_batch *next;
     uint64_t mark;
     size_t n;
+    device_how how;
     device_copy copies[];
 } fault_batch;
 
@@ -97,6 +101,17 @@ uint64_t fault_device_calls(device *d, fault_call call)
     n = f->calls[call];
     (void)pthread_mutex_unlock(&f->lock);
     return n;
+}
+
+void fault_device_pretend(device *d, uint32_t depth, bool copies_by_kernel)
+{
+    of(d)->ops.depth = depth;
+    of(d)->ops.copies_by_kernel = copies_by_kernel;
+}
+
+uint64_t fault_device_by_kernel(device *d)
+{
+    return atomic_load(&of(d)->by_kernel);
 }
 
 uint32_t fault_device_held(device *d)
@@ -284,7 +299,7 @@ static kvs_status run_until(fault_queue *q, uint64_t mark, kvs_err *err)
     while (q->first != NULL && q->first->mark <= mark) {
         fault_batch *b = batch_pop(q);
         uint64_t inner_mark;
-        kvs_status s = ops->copy(q->inner, b->copies, b->n, &inner_mark, err);
+        kvs_status s = ops->copy(q->inner, b->copies, b->n, b->how, &inner_mark, err);
 
         free(b);
         if (s == KVS_OK)
@@ -296,7 +311,8 @@ static kvs_status run_until(fault_queue *q, uint64_t mark, kvs_err *err)
 }
 
 /* Inner marks stay inside: everything of a batch is waited for in one go, so ours can be plain numbers. */
-static kvs_status fault_copy(device_queue *dq, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err)
+static kvs_status fault_copy(device_queue *dq, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
+                             kvs_err *err)
 {
     fault_queue *q = (fault_queue *)dq;
     fault_device *f = of(q->base.dev);
@@ -304,12 +320,14 @@ static kvs_status fault_copy(device_queue *dq, const device_copy *c, size_t n, u
     fault_batch *b;
     bool lazy;
 
+    if (how.means == DEVICE_BY_KERNEL)
+        (void)atomic_fetch_add(&f->by_kernel, 1);
     if (s != KVS_OK)
         return s;
     b = malloc(sizeof *b + n * sizeof *c);
     if (b == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "fault device: no memory");
-    *b = (fault_batch){.mark = q->mark + 1, .n = n};
+    *b = (fault_batch){.mark = q->mark + 1, .n = n, .how = how};
     if (n > 0)
         memcpy(b->copies, c, n * sizeof *c);
     *q->last = b;
@@ -387,6 +405,20 @@ static kvs_status fault_mla_decode(device_queue *dq, const kvs_mla_decode_args *
     return kernel_done(q, s, inner_mark, ret_mark, err);
 }
 
+static kvs_status fault_mla_extend(device_queue *dq, const kvs_mla_extend_args *a, kvs_mla_decode_result *ret,
+                                   uint64_t *ret_mark, kvs_err *err)
+{
+    fault_queue *q = (fault_queue *)dq;
+    kvs_status s = pass(q->base.dev, FAULT_MLA_EXTEND, err);
+    uint64_t inner_mark = 0;
+
+    if (s == KVS_OK)
+        s = run_until(q, q->mark, err);
+    if (s == KVS_OK)
+        s = q->inner->dev->ops->mla_extend(q->inner, a, ret, &inner_mark, err);
+    return kernel_done(q, s, inner_mark, ret_mark, err);
+}
+
 /* --- the device
  * ------------------------------------------------------------------------------------------------- */
 
@@ -416,6 +448,7 @@ static const device_ops fault_ops = {
     .copy = fault_copy,
     .mla_write = fault_mla_write,
     .mla_decode = fault_mla_decode,
+    .mla_extend = fault_mla_extend,
     .wait = fault_wait,
 };
 
@@ -425,7 +458,8 @@ kvs_status fault_device_open(device *inner, device **ret, kvs_err *err)
 
     if (f == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "fault device: no memory");
-    f->base.ops = &fault_ops;
+    f->ops = fault_ops;
+    f->base.ops = &f->ops;
     f->inner = inner;
     (void)pthread_mutex_init(&f->lock, NULL);
     (void)pthread_cond_init(&f->changed, NULL);

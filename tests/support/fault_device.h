@@ -23,6 +23,7 @@ typedef enum fault_call {
     FAULT_QUEUE_OPEN,
     FAULT_MLA_WRITE,
     FAULT_MLA_DECODE,
+    FAULT_MLA_EXTEND,
     FAULT_CALLS,
 } fault_call;
 
@@ -48,6 +49,10 @@ kvs_status fault_device_open(device *inner, device **ret, kvs_err *err);
 /* One plan a kind of call: a new one replaces the old one. */
 void fault_device_plan(device *d, const fault_plan *p);
 void fault_device_clear(device *d, fault_call call);
+
+/* Before anyone uses it: what it says of itself as device_ops does.  Whatever it says, all copies are memcpy. */
+void fault_device_pretend(device *d, uint32_t depth, bool copies_by_kernel);
+uint64_t fault_device_by_kernel(device *d); /* copy calls so far that asked for a kernel */
 
 /* From now on copies move their bytes in wait() and not before, as on a device that is slow. */
 void fault_device_set_lazy(device *d, bool lazy);

@@ -5,9 +5,10 @@
 
 #include "proto/layout.h"
 #include "kernels/mla_oracle.h"
+#include "tests/support/mla_token.h"
 #include "tests/support/random.h"
 
-enum { VALUE = 2, LATENT = KVS_MLA_LATENT, ROPE = KVS_MLA_ROPE, ROW = LATENT + ROPE };
+enum { VALUE = 2, LATENT = KVS_MLA_LATENT, ROPE = KVS_MLA_ROPE };
 
 static uint32_t or_else(uint32_t value, uint32_t standard)
 {
@@ -48,26 +49,6 @@ uint8_t *mla_case_row(const mla_case *c, uint32_t seq, uint32_t token)
     return v->base + (uint64_t)block * v->block_stride + (uint64_t)(token % v->tokens_per_block) * v->row_bytes;
 }
 
-/* Unit variance over 32 bits of randomness a value: cheap, and enough of a spread for attention. */
-static void put_values(const mla_case *c, rnd r, uint8_t *row, uint32_t n, double scale)
-{
-    for (uint32_t i = 0; i < n; i += 4) {
-        uint64_t x = rnd_u64(&r);
-
-        for (uint32_t k = 0; k < 4; k++) {
-            double value = ((double)((x >> (16 * k)) & 0xFF) - 127.5) / 73.9 * scale;
-            float f = (float)value;
-            uint32_t u;
-            uint16_t bits;
-
-            /* Truncated bf16 is itself a bf16; the general way is slow. */
-            memcpy(&u, &f, sizeof u);
-            bits = c->shape.format == KVS_FORMAT_mla_bf16 ? (uint16_t)(u >> 16) : oracle_bits(c->shape.format, value);
-            memcpy(row + (uint64_t)(i + k) * VALUE, &bits, sizeof bits);
-        }
-    }
-}
-
 static rnd stream(const mla_case *c, uint64_t kind, uint64_t i, uint64_t j)
 {
     rnd r = {c->shape.seed * 1000003 + kind};
@@ -80,7 +61,7 @@ static rnd stream(const mla_case *c, uint64_t kind, uint64_t i, uint64_t j)
 static bool pool_init(mla_case *c, uint32_t n_blocks)
 {
     const mla_shape *s = &c->shape;
-    uint32_t pitch = ROW * VALUE + s->row_pad;
+    uint32_t pitch = mla_token_row_bytes(s->format) + s->row_pad;
     uint64_t page = (uint64_t)s->tokens_per_block * pitch + s->page_pad, slot = page * s->n_layers + s->slot_pad;
 
     c->pool_bytes = slot * n_blocks;
@@ -165,21 +146,28 @@ static void data_init(mla_case *c)
 {
     const mla_shape *s = &c->shape;
     const kvs_mla_decode_args *a = &c->args;
+    const uint32_t query = s->format == KVS_FORMAT_mla_fp16 ? KVS_FORMAT_mla_fp16 : KVS_FORMAT_mla_bf16;
 
     for (uint32_t i = 0; i < s->n_seqs; i++)
-        for (int32_t t = 0; t < s->len[i]; t++)
-            put_values(c, stream(c, 2, i, (uint64_t)t), mla_case_row(c, i, (uint32_t)t), ROW, 1);
+        for (int32_t t = 0; t < s->len[i]; t++) {
+            rnd r = stream(c, 2, i, (uint64_t)t);
+
+            mla_token_put(&r, s->format, mla_case_row(c, i, (uint32_t)t), NULL);
+        }
     for (uint64_t t = 0; t < (uint64_t)s->n_seqs * s->s_q; t++)
         for (uint64_t h = 0; h < s->h_q; h++) {
-            put_values(c, stream(c, 3, t, h), c->q_nope + t * a->q_nope.token_stride + h * a->q_nope.head_stride,
-                       LATENT, s->q_scale);
-            put_values(c, stream(c, 4, t, h), c->q_pe + t * a->q_pe.token_stride + h * a->q_pe.head_stride, ROPE,
-                       s->q_scale);
+            rnd nope = stream(c, 3, t, h), pe = stream(c, 4, t, h);
+
+            mla_token_put_values(&nope, query, c->q_nope + t * a->q_nope.token_stride + h * a->q_nope.head_stride,
+                                 LATENT, s->q_scale);
+            mla_token_put_values(&pe, query, c->q_pe + t * a->q_pe.token_stride + h * a->q_pe.head_stride, ROPE,
+                                 s->q_scale);
         }
 }
 
 bool mla_case_init(mla_case *c, const mla_shape *s)
 {
+    static const float kv_scale = MLA_TOKEN_KV_SCALE;
     uint32_t n_blocks;
 
     *c = (mla_case){.shape = *s};
@@ -193,7 +181,8 @@ bool mla_case_init(mla_case *c, const mla_shape *s)
                                     .h_q = s->h_q,
                                     .parts = s->parts,
                                     .fixed_split = s->fixed_split,
-                                    .sm_scale = 0.04167f}; /* 1 / sqrt(576) */
+                                    .sm_scale = 0.04167f, /* 1 / sqrt(576) */
+                                    .kv_scale = &kv_scale};
     if (!pool_init(c, n_blocks) || !tables_init(c, n_blocks) || !operands_init(c)) {
         mla_case_fini(c);
         return false;

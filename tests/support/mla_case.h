@@ -16,7 +16,7 @@ enum { MLA_CASE_MAX_SEQS = 16, MLA_CASE_GUARD = 4096 };
 
 typedef struct mla_shape {
     uint64_t seed;
-    uint32_t format;            /* 0 = mla_bf16 */
+    uint32_t format;            /* 0 = mla_bf16; not the block-wise ones */
     uint32_t n_layers, layer;   /* n_layers 0 = 1 */
     uint32_t tokens_per_block;  /* 0 = 16 */
     uint32_t row_pad, page_pad; /* bytes after each row and page, multiples of 16 */
@@ -49,7 +49,7 @@ void mla_case_fini(mla_case *c);
 
 /* Row of the cache that holds a token of a sequence, and the query rows. */
 uint8_t *mla_case_row(const mla_case *c, uint32_t seq, uint32_t token);
-void mla_case_put(const mla_case *c, uint8_t *row, uint32_t i, double value);
+void mla_case_put(const mla_case *c, uint8_t *row, uint32_t i, double value); /* 16-bit formats */
 
 /* Fill outputs and workspace with NaN and random guards, then decode. */
 kvs_status mla_case_run(mla_case *c, kvs_err *err);

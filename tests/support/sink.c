@@ -35,7 +35,7 @@ static void sink_post(void *ud, work *w)
 
 work_sink sink_face(sink *s)
 {
-    return (work_sink){sink_post, s};
+    return (work_sink){.post = sink_post, .ud = s};
 }
 
 /* The next completion, or NULL when `until` has passed. */

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const names[STUB_CALLS] = {"queue_open", "copy", "wait", "mla_write", "mla_decode"};
+static const char *const names[STUB_CALLS] = {"queue_open", "copy", "wait", "mla_write", "mla_decode", "mla_extend"};
 
 static stub_device *of(device_queue *q)
 {
@@ -57,7 +57,8 @@ static void stub_queue_close(device_queue *q)
     free(q);
 }
 
-static kvs_status stub_copy(device_queue *q, const device_copy *c, size_t n, uint64_t *ret_mark, kvs_err *err)
+static kvs_status stub_copy(device_queue *q, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
+                            kvs_err *err)
 {
     unsigned nth;
     kvs_status s = enter(of(q), STUB_COPY, &nth, err);
@@ -72,6 +73,7 @@ static kvs_status stub_copy(device_queue *q, const device_copy *c, size_t n, uin
     if (nth <= STUB_MAX_RECORDED) {
         of(q)->batch_bytes[nth - 1] = bytes;
         of(q)->batch_copies[nth - 1] = n;
+        of(q)->batch_how[nth - 1] = how;
     }
     pthread_mutex_unlock(&of(q)->lock);
     if (s == KVS_OK)
@@ -104,6 +106,18 @@ static kvs_status stub_mla_decode(device_queue *q, const kvs_mla_decode_args *a,
     return KVS_OK;
 }
 
+static kvs_status stub_mla_extend(device_queue *q, const kvs_mla_extend_args *a, kvs_mla_decode_result *ret,
+                                  uint64_t *ret_mark, kvs_err *err)
+{
+    kvs_status s = enter(of(q), STUB_EXTEND, NULL, err);
+
+    if (s != KVS_OK)
+        return s;
+    *ret = (kvs_mla_decode_result){.parts = a->parts, .kernel = KVS_KERNEL_MLA_EXTEND_C, .bad = of(q)->bad};
+    *ret_mark = 1;
+    return KVS_OK;
+}
+
 static kvs_status stub_wait(device_queue *q, uint64_t mark, kvs_err *err)
 {
     stub_device *d = of(q);
@@ -131,6 +145,7 @@ void stub_init(stub_device *d)
                           .copy = stub_copy,
                           .mla_write = stub_mla_write,
                           .mla_decode = stub_mla_decode,
+                          .mla_extend = stub_mla_extend,
                           .wait = stub_wait};
     d->dev.ops = &d->ops;
     (void)pthread_mutex_init(&d->lock, NULL);

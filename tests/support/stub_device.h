@@ -13,7 +13,7 @@
 
 #include "kernels/device.h"
 
-enum stub_call { STUB_OPEN, STUB_COPY, STUB_WAIT, STUB_WRITE, STUB_DECODE, STUB_CALLS };
+enum stub_call { STUB_OPEN, STUB_COPY, STUB_WAIT, STUB_WRITE, STUB_DECODE, STUB_EXTEND, STUB_CALLS };
 enum { STUB_MAX_FAULTS = 8, STUB_MAX_RECORDED = 4096 };
 
 typedef struct stub_fault {
@@ -37,6 +37,7 @@ typedef struct stub_device {
     /* in the order of the copy calls */
     uint64_t batch_bytes[STUB_MAX_RECORDED];
     size_t batch_copies[STUB_MAX_RECORDED];
+    device_how batch_how[STUB_MAX_RECORDED];
 } stub_device;
 
 void stub_init(stub_device *d);

@@ -16,10 +16,22 @@ TOOLS = ("debootstrap", "systemd-nspawn", "nsenter")
 PACKAGES = "systemd,systemd-sysv,dbus"
 
 
+class NoMachine(Exception):
+    """Why there is none, though all that it takes seemed to be here."""
+
+
+def may_mount() -> bool:
+    """A container without the right to mount boots nothing."""
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
 def missing() -> str:
     """Why no machine can be made here; "" if one can."""
     if os.geteuid() != 0:
         return "needs root"
+    if not may_mount():
+        return "needs the right to mount (CAP_SYS_ADMIN)"
     lacking = [t for t in TOOLS if shutil.which(t) is None]
     if "debootstrap" in lacking and os.environ.get("KVS_SYSTEMD_BASE"):
         lacking.remove("debootstrap")
@@ -52,7 +64,7 @@ class Machine:
         self.process: subprocess.Popen[bytes] | None = None
         self.leader = 0
 
-    def prepare(self) -> None:
+    def prepare(self, limit: float) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not has_base(self.folder):
             fresh = self.base.with_suffix(".new")
@@ -60,8 +72,12 @@ class Machine:
                 subprocess.run(["umount", str(fresh / "proc"), str(fresh / "sys")], stderr=subprocess.DEVNULL, check=False)
                 subprocess.run(["rm", "-rf", "--one-file-system", str(fresh)], check=True)
             with open(self.folder / "debootstrap.log", "wb") as log:
-                command = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", codename(), str(fresh)]
-                subprocess.run(command, stdout=log, stderr=log, check=True)
+                command = ["timeout", "-k", "10", str(limit), "debootstrap", "--variant=minbase", f"--include={PACKAGES}"]
+                made = subprocess.run([*command, codename(), str(fresh)], stdout=log, stderr=log, check=False)
+            if made.returncode == 124:
+                raise NoMachine(f"no base system within {limit:.0f} s")
+            if made.returncode != 0:
+                raise NoMachine(f"debootstrap failed; see {log.name}")
             fresh.rename(self.base)
         self.remove()
         subprocess.run(["cp", "-a", "--reflink=auto", str(self.base), str(self.root)], check=True)
@@ -90,7 +106,7 @@ class Machine:
                 if self.run("systemctl", "is-system-running").stdout.strip() in ("running", "degraded"):
                     return
             time.sleep(0.1)
-        raise RuntimeError(f"no running system within {timeout:.0f} s; its console is {self.console}")
+        raise NoMachine(f"no running system within {timeout:.0f} s; its console is {self.console}")
 
     def run(self, *command: str, timeout: float = 90, check: bool = False) -> subprocess.CompletedProcess[str]:
         """A command in the machine.  With `check`, what it said is in the error."""

@@ -1420,3 +1420,15 @@ Test(client, says_clearly_that_too_many_descriptors_are_in_flight)
     finish(f, NULL);
     (void)munmap(f, sizeof *f);
 }
+
+Test(client, memory_of_no_gpu_has_no_handle)
+{
+    uint64_t offset = 7, bytes = 8;
+    kvs_ipc ipc;
+    kvs_status s = kvs_ipc_of(&err, &ipc, &offset, &bytes, &err);
+
+    /* Without a driver nothing can be said; with one, that this is host memory. */
+    cr_assert(s == KVS_E_UNSUPPORTED || s == KVS_E_INVALID, "%s", kvs_status_name(s));
+    cr_assert(strstr(err.msg, "memory") != NULL, "%s", err.msg);
+    cr_assert(offset == 7 && bytes == 8, "results are written on success only");
+}

@@ -118,7 +118,7 @@ Test(config, pool_size_above_2_31_is_exact)
 
 Test(config, odd_numbers_are_refused_with_their_key)
 {
-    static const char *const NEVER[] = {"1e999",    "-1e999",           "-1",   "1.5", "0123", "5.", "1e-3", "NaN",
+    static const char *const NEVER[] = {"1e999",    "-1e999",           "-2",   "1.5", "0123", "5.", "1e-3", "NaN",
                                         "Infinity", "9007199254740993", "-0.5", "1e18"};
     char text[8192];
 

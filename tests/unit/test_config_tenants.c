@@ -90,8 +90,13 @@ static const struct {
     {"[{\"name\": \"a\", \"path\": \"/run/kvstrided/kvstrided.sock\"}]", "the same as that of socket.path"},
     {"[{\"name\": \"a\", \"path\": \"a\"}]", "tenants[0].path: \"a\" is not absolute"},
     {"[{\"name\": \"a\", \"path\": \"/a\", \"quota\": 1}]", "tenants[0]: \"quota\": unknown key"},
-    {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": 7}]", "tenants[0].uids: expected an array of user numbers"},
-    {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [\"root\"]}]", "tenants[0].uids: expected user numbers"},
+    {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": 7}]", "tenants[0].uids: expected an array of user names or"},
+    {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [null]}]", "tenants[0].uids: expected user names or numbers"},
+    {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [\"nobody-here\"]}]",
+     "tenants[0].uids: user \"nobody-here\" is not in /etc/passwd; one of another directory is given by number"},
+    {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [\"\"]}]", "user \"\" is not in /etc/passwd"},
+    {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [\"roo\"]}]", "user \"roo\" is not in"},
+    {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [0, \"root\"]}]", "tenants[0].uids: user 0 is named twice"},
     {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [7, 7]}]", "tenants[0].uids: user 7 is named twice"},
     {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [-1]}]", "tenants[0].uids: -1 is outside 0..4294967294"},
     {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [4294967295]}]", "is outside 0..4294967294"},
@@ -182,12 +187,20 @@ Test(tenants, changes_are_found_by_name_in_whatever_order)
     seen s = {0};
 
     cr_assert_eq(config_changed(&a, &b, on_change, &s), 6);
-    cr_assert_str_eq(s.text, "tenants.a there->gone restart\n"
+    cr_assert_str_eq(s.text, "tenants.a there->gone reload\n"
                              "tenants.b.path /b->/bb restart\n"
                              "tenants.b.uids []->[3] reload\n"
                              "tenants.b.ops [cache,compute,pin,reset]->[pin] reload\n"
                              "tenants.b.quota_bytes 0->1MiB reload\n"
-                             "tenants.c not there->there restart\n");
+                             "tenants.c not there->there reload\n");
+}
+
+Test(tenants, users_may_be_named_and_are_kept_as_numbers)
+{
+    config c = accept("{\"tenants\": [{\"name\": \"a\", \"path\": \"/a\", \"uids\": [7, \"root\"]}]}");
+
+    cr_assert_eq(c.tenants[1].uids.n, 2);
+    cr_assert(c.tenants[1].uids.uid[0] == 0 && c.tenants[1].uids.uid[1] == 7);
 }
 
 Test(tenants, a_reload_takes_limits_and_leaves_numbers_names_and_paths)
@@ -198,10 +211,83 @@ Test(tenants, a_reload_takes_limits_and_leaves_numbers_names_and_paths)
 
     config_take_reloadable(&a, &b);
     cr_assert_eq(a.n_tenants, 3);
-    cr_assert_str_eq(a.tenants[1].name, "a");
     cr_assert_str_eq(a.tenants[2].path, "/b");
     cr_assert_eq(a.tenants[2].uids.n, 1);
     cr_assert_eq(a.tenants[2].floor_bytes, 7);
     cr_assert_eq(a.socket_mode, 0660);
     cr_assert_str_eq(a.log_level, "warn");
+}
+
+static config with(const char *names)
+{
+    char text[8192] = "{\"tenants\": [";
+
+    for (const char *n = names; *n != '\0'; n++)
+        (void)snprintf(text + strlen(text), sizeof text - strlen(text), "%s{\"name\": \"%c\", \"path\": \"/%c\"}",
+                       n == names ? "" : ",", *n, *n);
+    (void)strcat(text, "]}");
+    return accept(text);
+}
+
+Test(tenants, one_that_a_reload_takes_out_keeps_its_number_and_nothing_else)
+{
+    static config live, fresh;
+    char *text = NULL;
+    size_t len;
+    FILE *f;
+
+    live = accept("{\"tenants\": [{\"name\": \"a\", \"path\": \"/a\", \"uids\": [3], \"floor_bytes\": \"1GiB\"},"
+                  "{\"name\": \"b\", \"path\": \"/b\"}]}");
+    fresh = accept("{\"tenants\": [{\"name\": \"b\", \"path\": \"/b\"}, {\"name\": \"c\", \"path\": \"/a\", "
+                   "\"floor_bytes\": \"1GiB\"}]}");
+    config_take_reloadable(&live, &fresh);
+    cr_assert_eq(config_check(&live, NULL), KVS_OK, "path and floor of the one that is gone are free");
+    cr_assert_eq(live.n_tenants, 4);
+    cr_assert(live.tenants[1].gone && live.tenants[1].floor_bytes == 0 && live.tenants[1].uids.n == 0);
+    cr_assert_str_eq(live.tenants[1].name, "a");
+    cr_assert_eq(config_find_tenant(&live, "a"), CONFIG_MAX_TENANTS);
+    cr_assert_eq(config_find_tenant(&live, "b"), 2);
+    cr_assert_eq(config_find_tenant(&live, "c"), 3);
+    cr_assert_eq(config_changed(&live, &fresh, NULL, NULL), 0, "now it is as the file says");
+    f = open_memstream(&text, &len);
+    cr_assert_not_null(f);
+    cr_assert_eq(config_print(&live, f), KVS_OK);
+    (void)fclose(f);
+    cr_assert_null(strstr(text, "\"a\""), "%s", text);
+    free(text);
+    fresh = with("bac");
+    config_take_reloadable(&live, &fresh);
+    cr_assert_eq(live.n_tenants, 4);
+    cr_assert_eq(config_find_tenant(&live, "a"), 1, "back under its number");
+    cr_assert_str_eq(live.tenants[1].path, "/a");
+}
+
+/* More names than numbers in one life: what has no number left waits for a restart, and is said to. */
+Test(tenants, names_beyond_the_last_number_wait_for_a_restart)
+{
+    static config live, fresh;
+    static char text[8192];
+    seen s = {0};
+
+    (void)strcpy(text, "{\"tenants\": [");
+    for (int n = 1; n < CONFIG_MAX_TENANTS - 1; n++)
+        (void)snprintf(text + strlen(text), sizeof text - strlen(text), "%s{\"name\": \"t%d\", \"path\": \"/t%d\"}",
+                       n == 1 ? "" : ",", n, n);
+    (void)strcat(text, "]}");
+    live = accept(text);
+    cr_assert_eq(live.n_tenants, CONFIG_MAX_TENANTS - 1);
+    fresh = with("xy");
+    config_changed(&live, &fresh, on_change, &s);
+    cr_assert_not_null(strstr(s.text, "tenants.t1 there->gone reload"));
+    memset(&s, 0, sizeof s);
+    config_take_reloadable(&live, &fresh);
+    cr_assert_eq(config_find_tenant(&live, "x"), CONFIG_MAX_TENANTS - 1);
+    cr_assert_eq(config_find_tenant(&live, "y"), CONFIG_MAX_TENANTS);
+    cr_assert_eq(config_changed(&live, &fresh, on_change, &s), 1);
+    cr_assert_str_eq(s.text, "tenants.y not there->there restart\n");
+    fresh = with("y");
+    (void)snprintf(fresh.tenants[1].name, sizeof fresh.tenants[1].name, "t5");
+    cr_assert_eq(config_changed(&live, &fresh, NULL, NULL), 2, "t5 is back, x is gone");
+    config_take_reloadable(&live, &fresh);
+    cr_assert_eq(config_find_tenant(&live, "t5"), 5);
 }

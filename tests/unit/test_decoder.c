@@ -47,7 +47,7 @@ static void teardown(void)
 
 TestSuite(decoder, .init = setup, .fini = teardown);
 
-/* Write, decode, write, decode: parts 10, 11, ... so that a result tells its call. */
+/* Write, decode, write, extend: parts 10, 11, ... so that a result tells its call. */
 static task *make(unsigned t, uint32_t n)
 {
     task *k = &tasks[t];
@@ -59,9 +59,11 @@ static task *make(unsigned t, uint32_t n)
     k->job.job.signal_counter = t;
     k->job.job.signal_value = 1;
     for (uint32_t i = 0; i < n; i++) {
-        k->calls[i].is_write = i % 2 == 0;
-        if (i % 2 != 0)
+        k->calls[i].kind = i % 2 == 0 ? DECODER_WRITE : i % 4 == 1 ? DECODER_DECODE : DECODER_EXTEND;
+        if (i % 4 == 1)
             k->calls[i].args.decode.parts = 10 + i;
+        if (i % 4 == 3)
+            k->calls[i].args.extend.parts = 10 + i;
     }
     return k;
 }
@@ -88,7 +90,8 @@ Test(decoder, runs_calls_in_order_and_signals)
         cr_assert_eq(k->calls[i].status, KVS_OK);
     cr_assert_eq(k->calls[1].result.parts, 11);
     cr_assert_eq(k->calls[3].result.parts, 13);
-    cr_assert_eq(k->calls[3].result.kernel, KVS_KERNEL_MLA_DECODE_C);
+    cr_assert_eq(k->calls[1].result.kernel, KVS_KERNEL_MLA_DECODE_C);
+    cr_assert_eq(k->calls[3].result.kernel, KVS_KERNEL_MLA_EXTEND_C);
     cr_assert_eq(stub_count(&dev, STUB_WAIT), 4);
     cr_assert_eq(signalled(0), 1);
     decoder_get_stats(d, &s);
@@ -137,7 +140,7 @@ Test(decoder, keeps_the_first_text_and_the_worst_status)
     task *k = make(0, 4);
 
     stub_fail(&dev, STUB_WRITE, 1, KVS_E_INVALID);
-    stub_fail(&dev, STUB_DECODE, 2, KVS_E_DEVICE);
+    stub_fail(&dev, STUB_EXTEND, 1, KVS_E_DEVICE);
     submit(k);
     cr_assert(sink_run_until(&done, 1));
     cr_assert_str_eq(k->job.job.err.msg, "mla_write 1: planned failure");

@@ -26,12 +26,16 @@
 
 enum { PAGE = 4096, ALL_SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
 
+static const device_how BY_ENGINE = {DEVICE_BY_ENGINE, 0};
+
 /* The device's calls land here first: an old kernel and a full machine can be had without either. */
 static int populate_errno, fallocate_errno;
+static unsigned n_read; /* MADV_POPULATE_READ */
 
 int madvise(void *p, size_t bytes, int advice)
 {
-    if (advice == MADV_POPULATE_WRITE && populate_errno != 0) {
+    n_read += advice == MADV_POPULATE_READ;
+    if ((advice == MADV_POPULATE_WRITE || advice == MADV_POPULATE_READ) && populate_errno != 0) {
         errno = populate_errno;
         return -1;
     }
@@ -307,7 +311,11 @@ static void registers_and_keeps_content(int with_errno)
     cr_assert_eq(resident(p + 255 * PAGE, 1), 0);
     for (int i = 0; i < 255 * PAGE; i++)
         cr_assert_eq(p[i], i == 5 * PAGE + 17 ? 99 : 0);
+    cr_assert_eq(n_read, 0, "new pages are made by writing");
     cr_assert_eq(d->ops->host_register(d, p, 255 * PAGE - 1, NULL), KVS_OK, "again is fine");
+    cr_assert_eq(n_read, 1, "pages that are there are only mapped");
+    p[7 * PAGE] = 1;
+    cr_assert_eq(p[5 * PAGE + 17], 99);
     d->ops->host_unregister(d, p, 255 * PAGE - 1);
     (void)munmap(p, 256 * PAGE);
     (void)close(fd);
@@ -362,8 +370,8 @@ Test(device_cpu, copies_and_gives_rising_marks)
     rnd_bytes(&r, src, sizeof src);
     memset(dst, 0, sizeof dst);
     cr_assert_eq(d->ops->queue_open(d, DEVICE_LOAD, &q, NULL), KVS_OK);
-    cr_assert_eq(d->ops->copy(q, c, 3, &m1, NULL), KVS_OK);
-    cr_assert_eq(d->ops->copy(q, NULL, 0, &m2, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, c, 3, BY_ENGINE, &m1, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, NULL, 0, BY_ENGINE, &m2, NULL), KVS_OK);
     cr_assert(m2 > m1);
     cr_assert_eq(d->ops->wait(q, m2, NULL), KVS_OK);
     cr_assert_eq(d->ops->wait(q, m1, NULL), KVS_OK);
@@ -374,6 +382,51 @@ Test(device_cpu, copies_and_gives_rising_marks)
     d->ops->queue_close(q);
     d->ops->queue_close(NULL);
     d->ops->close(d);
+}
+
+Test(device_cpu, extends_through_the_table)
+{
+    device *d = open_device();
+    device_queue *q;
+    mla_case c;
+    mla_shape s = {.seed = 2, .h_q = 4, .s_q = 3, .n_seqs = 2, .parts = 2, .len = {20, 33}};
+    const int32_t starts[3] = {0, 3, 6}, beyond[3] = {0, 3, 7};
+    kvs_mla_decode_result result = {0, 0, 0};
+    kvs_mla_extend_args a;
+    uint64_t mark = 0, hash;
+
+    cr_assert(mla_case_init(&c, &s));
+    cr_assert_eq(mla_case_run(&c, NULL), KVS_OK);
+    hash = mla_case_hash(&c);
+    memset(c.args.out.base, 0, c.out_bytes);
+    a = (kvs_mla_extend_args){.view = c.args.view,
+                              .q_nope = c.args.q_nope,
+                              .q_pe = c.args.q_pe,
+                              .out = c.args.out,
+                              .lse = c.args.lse,
+                              .q_start = starts,
+                              .seq_len = c.args.seq_len,
+                              .block_table = c.args.block_table,
+                              .table_stride = c.args.table_stride,
+                              .n_seqs = 2,
+                              .n_tokens = 6,
+                              .table_width = c.args.table_width,
+                              .h_q = 4,
+                              .parts = 2,
+                              .sm_scale = c.args.sm_scale};
+    cr_assert_eq(d->ops->queue_open(d, DEVICE_COMPUTE, &q, NULL), KVS_OK);
+    cr_assert_eq(d->ops->mla_extend(q, &a, &result, &mark, NULL), KVS_OK);
+    cr_assert_eq(d->ops->wait(q, mark, NULL), KVS_OK);
+    cr_assert_eq(mla_case_hash(&c), hash, "as many queries each: the bits of a decode");
+    cr_assert(result.parts == 2 && result.kernel == KVS_KERNEL_MLA_EXTEND_C && result.bad == 0);
+    a.q_start = beyond;
+    cr_assert_eq(d->ops->mla_extend(q, &a, &result, &mark, NULL), KVS_OK);
+    cr_assert_eq(result.bad, 1);
+    a.h_q = 0;
+    cr_assert_eq(d->ops->mla_extend(q, &a, &result, &mark, NULL), KVS_E_INVALID);
+    d->ops->queue_close(q);
+    d->ops->close(d);
+    mla_case_fini(&c);
 }
 
 Test(device_cpu, decodes_and_writes_through_the_table)
@@ -470,14 +523,14 @@ Test(fault_device, fails_the_nth_calls_and_no_others)
     device_mem *m = NULL;
 
     cr_assert_eq(d->ops->queue_open(d, DEVICE_LOAD, &q, NULL), KVS_OK);
-    cr_assert_eq(d->ops->copy(q, &c, 1, &mark, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, &c, 1, BY_ENGINE, &mark, NULL), KVS_OK);
     fault_device_plan(d, &(fault_plan){FAULT_COPY, FAULT_FAIL, 2, 2, KVS_E_DEVICE, 0});
-    cr_assert_eq(d->ops->copy(q, &c, 1, &mark, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, &c, 1, BY_ENGINE, &mark, NULL), KVS_OK);
     to = 0;
-    cr_assert_eq(d->ops->copy(q, &c, 1, &mark, NULL), KVS_E_DEVICE);
-    cr_assert_eq(d->ops->copy(q, &c, 1, &mark, NULL), KVS_E_DEVICE);
+    cr_assert_eq(d->ops->copy(q, &c, 1, BY_ENGINE, &mark, NULL), KVS_E_DEVICE);
+    cr_assert_eq(d->ops->copy(q, &c, 1, BY_ENGINE, &mark, NULL), KVS_E_DEVICE);
     cr_assert_eq(to, 0, "nothing was moved");
-    cr_assert_eq(d->ops->copy(q, &c, 1, &mark, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, &c, 1, BY_ENGINE, &mark, NULL), KVS_OK);
     cr_assert_eq(to, 5);
     cr_assert_eq(fault_device_calls(d, FAULT_COPY), 5);
 
@@ -518,7 +571,7 @@ Test(fault_device, swallows_a_wait_until_it_is_released)
 
     cr_assert_eq(d->ops->queue_open(d, DEVICE_STORE, &w.q, NULL), KVS_OK);
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(w.q->dev->ops->copy(w.q, NULL, 0, &w.mark, NULL), KVS_OK);
+        cr_assert_eq(w.q->dev->ops->copy(w.q, NULL, 0, BY_ENGINE, &w.mark, NULL), KVS_OK);
         fault_device_plan(d, &(fault_plan){FAULT_WAIT, FAULT_SWALLOW, 1, 1, ends[i], 0});
         cr_assert_eq(pthread_create(&thread, NULL, wait_in_thread, &w), 0);
         fault_device_await_held(d, 1);
@@ -541,8 +594,8 @@ Test(fault_device, a_lazy_device_moves_nothing_before_the_wait)
 
     fault_device_set_lazy(d, true);
     cr_assert_eq(d->ops->queue_open(d, DEVICE_LOAD, &q, NULL), KVS_OK);
-    cr_assert_eq(d->ops->copy(q, &(device_copy){&a, &from, 1}, 1, &m1, NULL), KVS_OK);
-    cr_assert_eq(d->ops->copy(q, &(device_copy){&b, &from, 1}, 1, &m2, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, &(device_copy){&a, &from, 1}, 1, BY_ENGINE, &m1, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, &(device_copy){&b, &from, 1}, 1, BY_ENGINE, &m2, NULL), KVS_OK);
     cr_assert(a == 0 && b == 0);
     cr_assert_eq(d->ops->wait(q, m1, NULL), KVS_OK);
     cr_assert(a == 5 && b == 0);

@@ -394,6 +394,78 @@ Test(resize, below_what_is_pinned_it_converges_as_the_pins_go)
     fixture_fini(&f);
 }
 
+Test(resize, is_refused_where_it_would_take_a_tenant_below_its_floor)
+{
+    const char *names[FIXTURE_TENANTS] = {"default", "a", "b", "c"};
+    uint64_t floors[FIXTURE_TENANTS] = {0};
+    kvs_err err = {0};
+    uint32_t other;
+    fixture f;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 4 * EXTENT, .extent_bytes = EXTENT});
+    other = fixture_open(&f, B, "model", 2);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 2 * PER_EXTENT, 0, 0), 2 * PER_EXTENT);
+    cr_assert_eq(fixture_store(&f, other, 100, PER_EXTENT + 1, 0, 0), PER_EXTENT + 1); /* in extents 2 and 3 */
+    cr_assert_eq(directory_check_size(f.dir, EXTENT, names, floors, &err), KVS_OK, "nobody has a floor");
+    floors[B] = PER_EXTENT * SLOT;
+    cr_assert_eq(directory_check_size(f.dir, 3 * EXTENT, names, floors, &err), KVS_OK, "one block of two extents");
+    cr_assert_eq(directory_check_size(f.dir, 2 * EXTENT, names, floors, &err), KVS_E_CONFIG);
+    cr_assert_not_null(strstr(err.msg, "would leave tenant b 0 bytes, of 18432 now and a floor of 16128"), "%s",
+                       err.msg);
+    floors[B] = (PER_EXTENT + 1) * SLOT;
+    cr_assert_eq(directory_check_size(f.dir, 3 * EXTENT, names, floors, &err), KVS_E_CONFIG, "not even that one");
+    floors[B] = 0;
+    floors[A] = PER_EXTENT * SLOT;
+    cr_assert_eq(directory_check_size(f.dir, EXTENT, names, floors, &err), KVS_OK);
+    floors[A]++;
+    cr_assert_eq(directory_check_size(f.dir, EXTENT, names, floors, &err), KVS_E_CONFIG);
+    cr_assert_eq(directory_drop(f.dir, other, fixture_keys(100, 1)), KVS_OK);
+    fixture_fini(&f);
+}
+
+Test(tenant, another_one_may_come_later)
+{
+    enum { MORE = 3 };
+    static const pool_config pc = {.max_bytes = 4 * EXTENT, .extent_bytes = EXTENT};
+    directory_config dc = {.evict = &evict_lru, .n_tenants = 2, .max_tenants = MORE};
+    static uint8_t canon[65536];
+    static kvs_plane planes[2];
+    kvs_namespace desc;
+    directory_tenant t;
+    kvs_err err = {0};
+    directory *dir;
+    pool_slot slot;
+    kvs_status s;
+    size_t len = 0;
+    uint32_t ns;
+    uint64_t bytes;
+    void *at;
+    pool *p;
+
+    cr_assert_eq(pool_create(&p, &pc, &err), KVS_OK, "%s", err.msg);
+    while (pool_next_piece(p, &at, &bytes))
+        pool_piece_usable(p);
+    dc.pool = p;
+    cr_assert_eq(directory_create(&dir, &dc, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(kvs_namespace_mla("m", "w", KVS_FORMAT_mla_bf16, 2, 1, planes, &desc, &err), KVS_OK);
+    cr_assert_eq(kvs_namespace_encode(&desc, canon, sizeof canon, &len, &err), KVS_OK);
+    cr_assert_eq(directory_open(dir, 0, canon, len, &ns, &err), KVS_OK);
+    directory_admit(dir, ns, 0, NULL, fixture_keys(1, 1), 1, &s, &slot);
+    cr_assert(s == KVS_OK && directory_commit(dir, slot, 0) == KVS_OK);
+    cr_assert_eq(directory_open(dir, MORE - 1, canon, len, &ns, &err), KVS_E_DENIED);
+    directory_add_tenants(dir, MORE);
+    cr_assert_eq(directory_open(dir, MORE - 1, canon, len, &ns, &err), KVS_OK, "%s", err.msg);
+    directory_admit(dir, ns, 0, NULL, fixture_keys(1, 1), 1, &s, &slot);
+    cr_assert(s == KVS_OK && directory_commit(dir, slot, 0) == KVS_OK);
+    directory_get_tenant(dir, MORE - 1, &t);
+    cr_assert_eq(t.used_bytes, SLOT);
+    directory_get_tenant(dir, 0, &t);
+    cr_assert_eq(t.used_bytes, SLOT);
+    cr_assert_eq(directory_check(dir, &err), KVS_OK, "%s", err.msg);
+    directory_destroy(dir);
+    pool_destroy(p);
+}
+
 Test(resize, larger_again_it_has_all_of_its_room_again)
 {
     fixture f;

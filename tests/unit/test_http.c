@@ -53,7 +53,7 @@ static void begin(void)
     cr_assert_not_null(mkdtemp(dir));
     (void)snprintf(path, sizeof path, "%s/m", dir);
     cr_assert_eq(http_open(&h, path, 0660, 0, &err), KVS_OK, "%s", err.msg);
-    cr_assert_eq(board_create(&b, (work_sink){post, &loop}, fill, &loop, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(board_create(&b, (work_sink){post, &loop, NULL}, fill, &loop, &err), KVS_OK, "%s", err.msg);
     cr_assert_eq(http_start(h, b, &err), KVS_OK, "%s", err.msg);
 }
 

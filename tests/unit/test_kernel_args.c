@@ -10,8 +10,9 @@
 #include "kernels/kv_write.h"
 #include "proto/layout.h"
 
-/* Arguments that no kernel takes, for the operations that move and quantise rows: refused with a text that names the field, by
- * the one check that both sides call, and before a byte is written.  What they do with good ones is kernels-test's. */
+/* Arguments that no kernel takes, for the operations that move and quantise rows: refused with a text that names the
+ * field, by the one check that both sides call, and before a byte is written.  What they do with good ones is
+ * kernels-test's. */
 
 enum { TOKENS = 16, BLOCKS = 3, ROWS = 4 };
 

@@ -60,21 +60,47 @@ static int try_connect(void)
     return -1;
 }
 
-Test(listen, makes_the_socket_with_exactly_its_mode_and_restores_the_umask)
+Test(listen, makes_the_socket_with_exactly_its_mode_whatever_the_umask)
 {
     static const mode_t MODES[] = {0600, 0660, 0666};
     struct stat st;
 
-    (void)umask(0);
-    for (size_t i = 0; i < sizeof MODES / sizeof MODES[0]; i++) {
+    for (size_t i = 0; i < 2 * sizeof MODES / sizeof MODES[0]; i++) {
+        mode_t mask = i % 2 == 0 ? 0 : 0177;
         listen_socket l;
 
-        cr_assert_eq(listen_open(&l, path, MODES[i], NULL), KVS_OK);
+        (void)umask(mask);
+        cr_assert_eq(listen_open(&l, path, MODES[i / 2], NULL), KVS_OK);
         cr_assert_eq(lstat(path, &st), 0);
-        cr_assert_eq(st.st_mode & 07777, MODES[i]);
-        cr_assert_eq(umask(0), 0);
+        cr_assert_eq(st.st_mode & 07777, MODES[i / 2]);
+        cr_assert_eq(umask(mask), mask, "it is every thread's");
         listen_close(&l);
     }
+}
+
+Test(listen, says_beforehand_whether_it_would_work_and_changes_nothing)
+{
+    kvs_err err = {0};
+    listen_socket l;
+    int fd;
+
+    cr_assert_eq(listen_check(path, &err), KVS_OK, "%s", err.msg);
+    cr_assert(!exists("") && !exists(".lock"));
+    cr_assert_eq(listen_open(&l, path, 0600, NULL), KVS_OK);
+    cr_assert_eq(listen_check(path, &err), KVS_E_BUSY);
+    (void)close(l.fd); /* as a kill would leave it */
+    l.fd = -1;
+    cr_assert_eq(listen_check(path, &err), KVS_OK);
+    cr_assert(exists(""), "a stale one stays until the real start");
+    cr_assert_eq(unlink(path), 0);
+    listen_close(&l);
+    fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    (void)close(fd);
+    cr_assert_eq(listen_check(path, &err), KVS_E_EXISTS);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(listen_check("/nonexistent-folder/x.sock", &err), KVS_E_SYS);
+    cr_assert_not_null(strstr(err.msg, "folder of socket /nonexistent-folder/x.sock: No such file"), "%s", err.msg);
+    cr_assert_eq(listen_check("@kvstride", &err), KVS_E_INVALID);
 }
 
 Test(listen, removes_socket_and_lock_when_it_closes_and_only_once)

@@ -469,11 +469,13 @@ Test(mla_decode, every_instruction_set_gives_the_same_bits)
     for (uint64_t seed = 1; seed < 6; seed++) {
         mla_group *first = random_group(seed, rows);
 
+        first->format = seed % 2 ? KVS_FORMAT_mla_fp16 : KVS_FORMAT_mla_bf16;
         first->is_fp16 = seed % 2;
         v[n - 1].step(first);
         for (size_t i = 0; i + 1 < n; i++) {
             mla_group *g = random_group(seed, rows);
 
+            g->format = first->format;
             g->is_fp16 = seed % 2;
             v[i].step(g);
             cr_assert_eq(memcmp(g->acc, first->acc, sizeof g->acc), 0, "%s", v[i].name);
@@ -629,7 +631,7 @@ Test(mla_decode, refuses_shapes_out_of_range)
     REFUSES(fixed_split, 2, KVS_E_INVALID, "fixed_split: 2");
     REFUSES(sm_scale, INFINITY, KVS_E_INVALID, "sm_scale");
     REFUSES(sm_scale, NAN, KVS_E_INVALID, "sm_scale");
-    REFUSES(view.format, KVS_FORMAT_mla_fp8, KVS_E_UNSUPPORTED, "format: 3");
+    REFUSES(view.format, KVS_FORMAT_raw, KVS_E_UNSUPPORTED, "format: 9");
     REFUSES(view.row_bytes, 1136, KVS_E_INVALID, "row_bytes");
     REFUSES(seq_len, NULL, KVS_E_INVALID, "seq_len");
     REFUSES(block_table, NULL, KVS_E_INVALID, "block_table");

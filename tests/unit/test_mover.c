@@ -2,15 +2,17 @@
 #include "daemon/thread.h"
 
 #include <criterion/criterion.h>
+#include <dlfcn.h>
 #include <sched.h>
 #include <stdalign.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
-#include <xxhash.h>
+#include <unistd.h>
 
 #include "daemon/beat.h"
+#include "daemon/sums.h"
 #include "tests/support/fault_device.h"
 #include "tests/support/sink.h"
 #include "tests/support/stub_device.h"
@@ -18,6 +20,14 @@
 enum { SLOTS = 8, PLANES = 3, PAGE = 4096, BLOCK = PLANES * PAGE, MAX_JOBS = 600 };
 /* Planes of one tensor each that fill a batch to its last copy: so that a block is a batch. */
 enum { BATCH_PLANES = 256, SMALL_PAGE = 16 };
+
+/* Threads wait without sleeping only where there are processors enough: here they always do. */
+long sysconf(int name)
+{
+    long (*real)(int) = (long (*)(int))(uintptr_t)dlsym(RTLD_NEXT, "sysconf");
+
+    return name == _SC_NPROCESSORS_ONLN ? 16 : real(name);
+}
 
 static alignas(4096) uint8_t counters[WIRE_COUNTER_PAGE_BYTES];
 static stub_device dev;
@@ -156,7 +166,7 @@ static bool same_block(uint32_t host_slot, uint32_t slot)
 
 static uint64_t sum_of(uint32_t host_slot)
 {
-    return XXH3_64bits(host + host_slot * map->slot_bytes, map->slot_bytes);
+    return sums_one(host + host_slot * map->slot_bytes, map->slot_bytes);
 }
 
 /* --- two batches at once
@@ -187,6 +197,68 @@ Test(mover, queues_the_next_batch_before_it_waits_for_the_last_where_the_device_
         cr_assert(same_block(i, i));
         cr_assert_eq(k->items[i].checksum, sum_of(i), "block %u", i);
     }
+    end();
+}
+
+/* Two jobs of one batch each, which become due at the same time. */
+static void two_jobs(task **ret_a, task **ret_b)
+{
+    dev.ops.depth = 2;
+    start(DEVICE_STORE, true, 1, SMALL_PAGE);
+    *ret_a = waiting(make(0, 0, 1), 1, 5);
+    *ret_b = waiting(make(1, 1, 1), 1, 5);
+    (*ret_a)->job.checksum = (*ret_b)->job.checksum = true;
+    stub_hold(&dev, 1);
+    submit(*ret_a);
+    submit(*ret_b);
+    reach(1, 5);
+    stub_await_held(&dev);
+}
+
+Test(mover, queues_the_next_job_before_it_waits_for_the_last)
+{
+    task *a, *b;
+
+    two_jobs(&a, &b);
+    cr_assert_eq(stub_count(&dev, STUB_COPY), 2);
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, 2));
+    cr_assert_eq(stub_count(&dev, STUB_COPY), 2);
+    cr_assert_eq(stub_count(&dev, STUB_WAIT), 2);
+    cr_assert_eq(a->items[0].status, KVS_OK);
+    cr_assert_eq(b->items[0].status, KVS_OK);
+    cr_assert_eq(a->items[0].checksum, sum_of(0));
+    cr_assert_eq(b->items[0].checksum, sum_of(1));
+    cr_assert(same_block(0, 0) && same_block(1, 1));
+    end();
+}
+
+Test(mover, waits_for_a_next_job_that_was_queued_and_then_stopped)
+{
+    task *a, *b;
+
+    two_jobs(&a, &b);
+    cr_assert_not(job_drop(&b->job.job), "it has begun");
+    atomic_store(&b->job.job.stop, true);
+    mover_kick(m);
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, 2));
+    cr_assert_eq(stub_count(&dev, STUB_WAIT), 2, "its batch was on the device");
+    cr_assert_eq(b->items[0].status, KVS_OK, "all of it");
+    end();
+}
+
+Test(mover, loses_the_next_job_with_the_device_though_it_was_queued)
+{
+    task *a, *b;
+
+    stub_fail(&dev, STUB_WAIT, 1, KVS_E_DEVICE_LOST);
+    two_jobs(&a, &b);
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, 2));
+    cr_assert_eq(a->items[0].status, KVS_E_DEVICE_LOST);
+    cr_assert_eq(b->items[0].status, KVS_E_DEVICE_LOST);
+    cr_assert_eq(stub_count(&dev, STUB_WAIT), 1);
     end();
 }
 
@@ -317,6 +389,25 @@ Test(mover, does_not_join_blocks_that_are_neighbours_on_both_sides)
     end();
 }
 
+Test(mover, joins_neighbours_of_one_run)
+{
+    task *k;
+
+    start(DEVICE_STORE, true, PLANES, PAGE);
+    k = make(0, 0, SLOTS);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        k->items[i].run = i < 4 ? 1 : 2;
+    k->items[6].host = host + 7 * BLOCK; /* 6 and 7 change places on one side */
+    k->items[7].host = host + 6 * BLOCK;
+    submit(k);
+    cr_assert(sink_run_until(&done, 1));
+    cr_assert_eq(stub_count(&dev, STUB_COPY), 1);
+    cr_assert_eq(dev.batch_copies[0], 4, "0 to 3, 4 and 5, 6, 7");
+    for (uint32_t i = 0; i < SLOTS; i++)
+        cr_assert(same_block(i < 6 ? i : 13 - i, i));
+    end();
+}
+
 Test(mover, joins_pages_of_a_block_that_are_neighbours_on_both_sides)
 {
     start(DEVICE_STORE, true, PLANES, PAGE);
@@ -390,11 +481,12 @@ Test(mover, sums_a_block_whose_planes_are_listed_out_of_order)
     end();
 }
 
-Test(mover, keeps_batches_below_16_mib)
+Test(mover, keeps_batches_below_what_is_set)
 {
     uint64_t total = 0;
 
     start(DEVICE_LOAD, true, PLANES, UINT64_C(2) << 20);
+    mover_set(m, &(mover_settings){.batch_bytes = UINT64_C(16) << 20});
     submit(make(0, 0, SLOTS));
     cr_assert(sink_run_until(&done, 1));
     cr_assert_eq(stub_count(&dev, STUB_COPY), 3, "48 MiB");
@@ -405,6 +497,131 @@ Test(mover, keeps_batches_below_16_mib)
     cr_assert_eq(total, SLOTS * map->slot_bytes);
     for (uint32_t i = 0; i < SLOTS; i++)
         cr_assert(same_block(i, i));
+    end();
+}
+
+/* How a job of 48 MiB is cut where batches are queued ahead. */
+static void taper(device_dir dir, bool checksum, uint64_t last)
+{
+    uint64_t total = 0, longest = 0;
+    unsigned n;
+    task *k;
+
+    dev.ops.depth = 2;
+    start(dir, true, PLANES, UINT64_C(2) << 20);
+    k = make(0, 0, SLOTS);
+    k->job.checksum = checksum;
+    submit(k);
+    cr_assert(sink_run_until(&done, 1));
+    n = stub_count(&dev, STUB_COPY);
+    for (unsigned b = 0; b < n; b++) {
+        total += dev.batch_bytes[b];
+        longest = dev.batch_bytes[b] > longest ? dev.batch_bytes[b] : longest;
+    }
+    cr_assert_eq(total, SLOTS * map->slot_bytes);
+    cr_assert_leq(dev.batch_bytes[0], UINT64_C(4) << 20, "the first is on its way at once");
+    cr_assert_leq(dev.batch_bytes[n - 1], last, "the last is short");
+    cr_assert_geq(longest, UINT64_C(10) << 20);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        cr_assert(same_block(i, i));
+        if (checksum)
+            cr_assert_eq(k->items[i].checksum, sum_of(i));
+    }
+    end();
+}
+
+Test(mover, begins_and_ends_with_short_batches_where_it_queues_ahead)
+{
+    taper(DEVICE_LOAD, false, UINT64_C(6) << 20);
+}
+
+Test(mover, ends_with_shorter_ones_still_where_they_are_summed)
+{
+    taper(DEVICE_STORE, true, UINT64_C(2) << 20);
+}
+
+Test(mover, does_not_cut_one_block)
+{
+    dev.ops.depth = 2;
+    start(DEVICE_LOAD, true, PLANES, 1499136); /* 4,497,408 bytes */
+    submit(make(0, 3, 1));
+    cr_assert(sink_run_until(&done, 1));
+    cr_assert_eq(stub_count(&dev, STUB_COPY), 1);
+    cr_assert_eq(dev.batch_copies[0], 1);
+    end();
+}
+
+static _Atomic unsigned n_soon;
+
+static void on_soon(void *ud)
+{
+    (void)ud;
+    n_soon++;
+}
+
+/* Once a job, and only where a thread may find the time to wake up. */
+Test(mover, announces_the_end_of_a_job)
+{
+    static const unsigned depths[] = {1, 2};
+
+    for (unsigned i = 0; i < 2; i++) {
+        work_sink face;
+        kvs_err err = {0};
+        mover *loud;
+
+        dev.ops.depth = depths[i];
+        start(DEVICE_LOAD, true, PLANES, UINT64_C(2) << 20);
+        face = sink_face(&done);
+        face.soon = on_soon;
+        n_soon = 0;
+        n_done = 0;
+        cr_assert_eq(mover_create(&loud, &dev.dev, DEVICE_LOAD, face, &err), KVS_OK, "%s", err.msg);
+        mover_expect(loud); /* whether or not a job comes */
+        for (unsigned t = 0; t < 3; t++) {
+            mover_submit(loud, &make(t, 0, t == 0 ? 1 : SLOTS)->job);
+            cr_assert(sink_run_until(&done, t + 1));
+        }
+        cr_assert_eq(n_soon, depths[i] == 1 ? 0 : 3);
+        mover_destroy(loud);
+        end();
+    }
+}
+
+/* One tensor a layer: the rules decide by the size of a page, of all layouts by that of a block. */
+Test(mover, copies_by_the_means_that_its_rules_say)
+{
+    mover_settings s = {.batch_bytes = MOVER_BATCH_BYTES, .rules = {.n = 1}};
+
+    s.rules.rules[0] = (route_rule){.below = PAGE + 1, .idle = {DEVICE_BY_KERNEL, 9}};
+    start(DEVICE_LOAD, false, PLANES, PAGE);
+    mover_set(m, &s);
+    submit(make(0, 0, 4));
+    cr_assert(sink_run_until(&done, 1));
+    cr_assert_eq(dev.batch_how[0].means, DEVICE_BY_KERNEL);
+    cr_assert_eq(dev.batch_how[0].n_blocks, 9);
+    map->cross_layer = true;
+    submit(make(1, 0, 4));
+    cr_assert(sink_run_until(&done, 2));
+    cr_assert_eq(dev.batch_how[1].means, DEVICE_BY_ENGINE);
+    end();
+}
+
+Test(mover, keeps_batches_of_a_kernel_below_1024_copies)
+{
+    mover_settings s = {.batch_bytes = MOVER_BATCH_BYTES, .rules = {.n = 1}};
+    mover_stats stats;
+
+    s.rules.rules[0] = (route_rule){.below = UINT64_MAX, .idle = {DEVICE_BY_KERNEL, 9}};
+    start(DEVICE_STORE, false, 600, 48);
+    mover_set(m, &s);
+    submit(make(0, 0, 3));
+    cr_assert(sink_run_until(&done, 1));
+    cr_assert_eq(stub_count(&dev, STUB_COPY), 2);
+    cr_assert_eq(dev.batch_copies[0], 1024);
+    for (uint32_t i = 0; i < 3; i++)
+        cr_assert(same_block(i, i));
+    mover_get_stats(m, &stats);
+    cr_assert_eq(stats.kernel_bytes, stats.bytes);
     end();
 }
 
@@ -959,6 +1176,18 @@ Test(mover, sleeps_while_nothing_waits)
     start(DEVICE_STORE, true, PLANES, PAGE);
     submit(make(0, 0, 1));
     cr_assert(sink_run_until(&done, 1));
+    cr_assert_leq(wake_ups(300), 5);
+    end();
+}
+
+/* Where a device is fast, a thread looks out for the next job first. */
+Test(mover, sleeps_soon_after_a_job_of_a_fast_device)
+{
+    dev.ops.depth = 2;
+    start(DEVICE_LOAD, true, PLANES, PAGE);
+    submit(make(0, 0, 1));
+    cr_assert(sink_run_until(&done, 1));
+    (void)wake_ups(100);
     cr_assert_leq(wake_ups(300), 5);
     end();
 }

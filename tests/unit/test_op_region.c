@@ -6,6 +6,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "proto/backend.h"
+
 /* Device memory in and out: REGION_*, SLOT_*, through frames. */
 
 typedef struct world {
@@ -67,6 +69,53 @@ static kvs_status import_status(world *w, uint32_t n_slots, wire_plane_map map, 
 
     fx_done(&a);
     return a.status;
+}
+
+/* The clients section of STATUS says `text`. */
+static bool status_says(world *w, const char *text)
+{
+    fx_body *b = fx_new();
+    wire_status_rep rep;
+    const uint8_t *at;
+    fx_answer a;
+    bool found;
+
+    wire_put_status_req(&b->out, &(wire_status_req){.section = WIRE_SECTION_CLIENTS, .ns = WIRE_NONE32});
+    a = fx_call(&w->admin, WIRE_STATUS, b);
+    cr_assert_eq(a.status, KVS_OK, "%s", a.msg);
+    wire_get_status_rep(&a.in, &rep);
+    at = wire_get_array(&a.in, rep.text_len, 1);
+    found = memmem(at, rep.text_len, text, strlen(text)) != NULL;
+    fx_done(&a);
+    return found;
+}
+
+/* Whole blocks: for a backend that was verified with them, or on the client's own word, and STATUS says which. */
+Test(op_region, whole_blocks_are_for_backends_that_were_verified_with_them)
+{
+    enum { SLOTS = 4 };
+    const wire_plane_map verified = {0, KVS_BACKEND_FLASHINFER_MLA, 0, FX_SLOT},
+                         other = {0, KVS_BACKEND_OTHER, 0, FX_SLOT},
+                         forced = {0, KVS_BACKEND_OTHER | KVS_BACKEND_OVERRIDE, 0, FX_SLOT};
+    fx_answer a;
+    world w;
+    int fd;
+
+    start(&w);
+    fd = memory(SLOTS * FX_SLOT, true);
+    a = import(&w, SLOTS, &other, 1, fd);
+    cr_assert_eq(a.status, KVS_E_UNSUPPORTED);
+    cr_assert(strstr(a.msg, "map 0: backend OTHER: plane latent of layer 0: stride ") != NULL, "%s", a.msg);
+    fx_done(&a);
+    cr_assert_eq(import_status(&w, SLOTS, verified, fd), KVS_OK);
+    cr_assert(status_says(&w, "FLASHINFER_MLA"));
+    cr_assert(!status_says(&w, "OTHER"));
+    cr_assert(!status_says(&w, "\"backend_override\":true"));
+    cr_assert_eq(import_status(&w, SLOTS, forced, fd), KVS_OK);
+    cr_assert(status_says(&w, "OTHER"));
+    cr_assert(status_says(&w, "\"backend_override\":true"));
+    (void)close(fd);
+    stop(&w);
 }
 
 /* Symptom: the stride was assumed to be the block, and what lay between the blocks was overwritten. */

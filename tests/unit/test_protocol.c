@@ -382,7 +382,7 @@ static void ex_write_req(example *e)
     wire_out *o = begin(e, WIRE_WRITE, 15);
 
     wire_put_write_req(o, &(wire_write_req){3, 5, 2, 1, 0, 2, 2, 1});
-    wire_put_write_call(o, &(wire_write_call){1, 7, 0, 1024, 2048, 128});
+    wire_put_write_call(o, &(wire_write_call){1, 7, 0, 1024, 2048, 128, 0, 0});
     wire_put_u64(o, 6);                     /* slot 1, place 2 */
     wire_put_u64(o, (uint64_t)INT64_C(-1)); /* skipped */
 }
@@ -435,12 +435,46 @@ static void ex_decode_rep(example *e)
 
 static void ex_extend_req(example *e)
 {
-    begin(e, WIRE_EXTEND, 17);
+    wire_decode_call c = {.plane = 1,
+                          .scratch = 7,
+                          .sm_scale = 0.125F,
+                          .after_counter = 3,
+                          .after_value = 1,
+                          .signal_counter = WIRE_NONE32,
+                          .q_nope_offset = 4096,
+                          .q_nope_token = 1024,
+                          .q_nope_head = 1024,
+                          .q_pe_offset = 7168,
+                          .q_pe_token = 128,
+                          .q_pe_head = 128,
+                          .out_offset = 8192,
+                          .out_token = 1024,
+                          .out_head = 1024,
+                          .lse_offset = 11264,
+                          .lse_token = 4,
+                          .lse_head = 4};
+    wire_out *o = begin(e, WIRE_EXTEND, 17);
+
+    wire_put_extend_req(o, &(wire_extend_req){3, 5, 2, 2, 3, 1, 1, 0});
+    wire_put_decode_call(o, &c);
+    wire_put_u32(o, 0); /* two queries of the first sequence, one of the second */
+    wire_put_u32(o, 2);
+    wire_put_u32(o, 3);
+    wire_put_pad8(o);
+    wire_put_u32(o, 7);
+    wire_put_u32(o, 4);
+    wire_put_u32(o, 0);
+    wire_put_u32(o, 1);
+    wire_put_u32(o, 2);
+    wire_put_u32(o, 0);
 }
 
 static void ex_extend_rep(example *e)
 {
-    answer(e, WIRE_EXTEND, 17, KVS_E_UNSUPPORTED, "op: EXTEND is not supported by this daemon");
+    wire_out *o = answer_ok(e, WIRE_EXTEND, 17);
+
+    wire_put_call_rep(o, &(wire_call_rep){1, 1});
+    wire_put_call_result(o, &(wire_call_result){KVS_OK, 1, 3, 0});
 }
 
 static void keys_req(example *e, uint16_t op, uint64_t id, uint32_t n)

@@ -111,7 +111,7 @@ Test(request, the_counter_page_is_sealed_and_zero)
     fx_close(&f);
 }
 
-Test(request, unknown_ops_and_extend_are_unsupported)
+Test(request, unknown_ops_are_unsupported)
 {
     fx f;
     fx_client c;
@@ -122,7 +122,7 @@ Test(request, unknown_ops_and_extend_are_unsupported)
     cr_assert_eq(fx_status(&c, 999, fx_new()), KVS_E_UNSUPPORTED);
     cr_assert_eq(fx_status(&c, 0, fx_new()), KVS_E_UNSUPPORTED);
     cr_assert_eq(fx_status(&c, WIRE_EVENT, fx_new()), KVS_E_UNSUPPORTED);
-    cr_assert_eq(fx_status(&c, WIRE_EXTEND, fx_new()), KVS_E_UNSUPPORTED);
+    cr_assert_eq(fx_status(&c, WIRE_EXTEND, fx_new()), KVS_E_PROTO, "a body without its head");
     fx_gone(&c);
     fx_close(&f);
 }

@@ -2,7 +2,7 @@
 
 One `Client` is one connection, for one thread at a time. Every call sends a request and waits for its reply, no longer
 than its deadline and a grace; requests that wait for a counter may be sent with `submit_load`, `submit_store`,
-`submit_write` and `submit_decode` instead, which return a `Pending`.
+`submit_write`, `submit_decode` and `submit_extend` instead, which return a `Pending`.
 
 Times are seconds. Errors: `StatusError` and its children for what the daemon answers, `AwayError` when it is gone or
 silent (the connection is closed then), `WireError` for what breaks the protocol.
@@ -101,7 +101,7 @@ class LoadResult(NamedTuple):
 
 
 class CallResult(NamedTuple):
-    """Of one WRITE or DECODE call."""
+    """Of one WRITE, DECODE or EXTEND call."""
 
     status: int
     parts: int
@@ -164,7 +164,10 @@ NO_SYNC = Sync()
 
 
 class WriteCall(NamedTuple):
-    """Rows of one plane: byte offsets in the `scratch` region (its number) and byte strides from token to token."""
+    """Rows of one plane: byte offsets in the `scratch` region (its number) and byte strides from token to token.
+
+    `src_type` 1 bf16, 2 fp16, 3 fp32, 0 the plane's own (bf16 for fp8); `kv_scale`, of mla_fp8 alone: what a stored
+    1.0 stands for."""
 
     plane: int
     scratch: int
@@ -172,14 +175,16 @@ class WriteCall(NamedTuple):
     kv_c_stride: int
     k_pe_offset: int
     k_pe_stride: int
+    src_type: int = 0
+    kv_scale: float = 0.0
 
 
 class DecodeCall(NamedTuple):
     """Attention over one plane. Queries, output and lse lie in the `scratch` region (its number): byte offset of the
     first value, byte strides from query row to query row (`*_token`) and from head to head (`*_head`).
 
-    q_nope [T][h_q][512], q_pe [T][h_q][64] and out [T][h_q][512] in the plane's type, lse [T][h_q] f32, with
-    T = sequences x s_q."""
+    q_nope [T][h_q][512], q_pe [T][h_q][64] and out [T][h_q][512] in the plane's type (bf16 for fp8), lse [T][h_q] f32,
+    with T = sequences x s_q, or all query tokens of an EXTEND. `kv_scale`: as in `WriteCall`."""
 
     plane: int
     scratch: int
@@ -201,6 +206,7 @@ class DecodeCall(NamedTuple):
     after_value: int = 0
     signal_counter: int = NONE
     signal_value: int = 0
+    kv_scale: float = 0.0
 
 
 class Pending:
@@ -220,8 +226,8 @@ class Pending:
         return self._frame is not None
 
     def wait(self, *, partial: bool = False) -> Any:
-        """The results, once the reply is here: of LOAD a list of `LoadResult`, of STORE a list of statuses, of WRITE
-        and DECODE a list of `CallResult`. With `partial`, `E_PARTIAL` is returned too, not raised."""
+        """The results, once the reply is here: of LOAD a list of `LoadResult`, of STORE a list of statuses, of
+        WRITE, DECODE and EXTEND a list of `CallResult`. With `partial`, `E_PARTIAL` is returned too, not raised."""
         parsed = self._client._finish(self, partial)
         return _results(self.op, parsed)
 
@@ -629,6 +635,38 @@ class Client:
             partial=partial
         )
 
+    def submit_extend(
+        self, opened: Opened, region: Region, calls: Sequence[DecodeCall], q_start: Sequence[int],
+        seq_len: Sequence[int], block_table: Sequence[Sequence[int]], *, h_q: int, n_tokens: int | None = None,
+        fixed_split: bool = False, deadline: float | None = None,
+    ) -> Pending:  # fmt: skip
+        """Send an EXTEND: queries `q_start[i]` .. `q_start[i + 1] - 1` are sequence `i`'s, the last of its `seq_len`
+        tokens; `block_table` as for a DECODE. `n_tokens`: rows of the operands, if more than the queries. ValueError:
+        lists that do not fit one another."""
+        width = len(block_table[0]) if block_table else 0
+        if len(block_table) != len(seq_len) or any(len(row) != width for row in block_table):
+            raise ValueError("block_table: one row a sequence, all of one length")
+        if len(q_start) != len(seq_len) + 1:
+            raise ValueError("q_start: one more than there are sequences")
+        table = [slot for row in block_table for slot in row]
+        body = _pack(
+            Op.EXTEND,
+            {"call": calls, "q_start": q_start, "seq_len": seq_len, "block_table": table},
+            ns=opened.ns, region=region.number, n_seqs=len(seq_len), table_width=width,
+            n_tokens=q_start[-1] if n_tokens is None else n_tokens, h_q=h_q, n_calls=len(calls), flags=int(fixed_split),
+        )  # fmt: skip
+        return self._submit(Op.EXTEND, body, deadline=deadline, signals=[c.signal_counter for c in calls])
+
+    def extend(
+        self, opened: Opened, region: Region, calls: Sequence[DecodeCall], q_start: Sequence[int],
+        seq_len: Sequence[int], block_table: Sequence[Sequence[int]], *, h_q: int, partial: bool = False,
+        **options: Any,
+    ) -> list[CallResult]:  # fmt: skip
+        """Attention of ragged queries, a result a call; options of `submit_extend`."""
+        return self.submit_extend(opened, region, calls, q_start, seq_len, block_table, h_q=h_q, **options).wait(
+            partial=partial
+        )
+
     # Everything else.
 
     def cancel(self, request: Pending | int) -> int:
@@ -881,7 +919,7 @@ def _pack(op: Op, arrays: dict[str, Sequence[Any]] | None = None, /, **values: A
 def _results(op: Op, answer: _Answer) -> Any:
     if op == Op.LOAD:
         return [LoadResult(*r) for r in answer.arrays["result"]]
-    if op in (Op.WRITE, Op.DECODE):
+    if op in (Op.WRITE, Op.DECODE, Op.EXTEND):
         return [CallResult(*r) for r in answer.arrays["result"]]
     if op in (Op.STORE, Op.SLOT_DROP, Op.PIN, Op.UNPIN, Op.DROP):
         return list(answer.arrays["status"])

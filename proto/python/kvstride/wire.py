@@ -242,7 +242,8 @@ WRITE_REQ = Table(
     "ns:u32 region:u32 n_tokens:u32 n_calls:u32 after_counter:u32 signal_counter:u32 after_value:u64 signal_value:u64",
 )
 WRITE_CALL = Table(
-    "write_call", "plane:u32 scratch:u32 kv_c_offset:u64 kv_c_stride:u64 k_pe_offset:u64 k_pe_stride:u64"
+    "write_call",
+    "plane:u32 scratch:u32 kv_c_offset:u64 kv_c_stride:u64 k_pe_offset:u64 k_pe_stride:u64 src_type:u32 kv_scale:f32",
 )
 CALL_REP = Table("call_rep", "n_calls:u32 n_ok:u32")
 CALL_RESULT = Table("call_result", "status:u32 parts:u32 kernel:u32 bad:u32")
@@ -253,7 +254,11 @@ DECODE_CALL = Table(
     "decode_call",
     "plane:u32 scratch:u32 parts:u32 sm_scale:f32 after_counter:u32 signal_counter:u32 after_value:u64"
     " signal_value:u64 q_nope_offset:u64 q_nope_token:u64 q_nope_head:u64 q_pe_offset:u64 q_pe_token:u64"
-    " q_pe_head:u64 out_offset:u64 out_token:u64 out_head:u64 lse_offset:u64 lse_token:u64 lse_head:u64",
+    " q_pe_head:u64 out_offset:u64 out_token:u64 out_head:u64 lse_offset:u64 lse_token:u64 lse_head:u64"
+    " kv_scale:f32 reserved:u32",
+)
+EXTEND_REQ = Table(
+    "extend_req", "ns:u32 region:u32 n_seqs:u32 table_width:u32 n_tokens:u32 h_q:u32 n_calls:u32 flags:u32"
 )
 KEYS_REQ = Table("keys_req", "ns:u32 n:u32")
 RESET_REQ = Table("reset_req", "ns:u32 flags:u32")
@@ -310,7 +315,15 @@ REQUESTS: dict[Op, Body | None] = {
             Array("block_table", "i32", lambda r: r.n_seqs * r.table_width),
         ),
     ),
-    Op.EXTEND: None,
+    Op.EXTEND: Body(
+        EXTEND_REQ,
+        (
+            Array("call", DECODE_CALL, _n("n_calls")),
+            Array("q_start", "i32", lambda r: r.n_seqs + 1),
+            Array("seq_len", "i32", _n("n_seqs")),
+            Array("block_table", "i32", lambda r: r.n_seqs * r.table_width),
+        ),
+    ),
     Op.PIN: _KEYS_BODY,
     Op.UNPIN: _KEYS_BODY,
     Op.DROP: _KEYS_BODY,
@@ -341,7 +354,7 @@ REPLIES: dict[Op, Body | None] = {
     Op.SLOT_DROP: _KEY_REP_BODY,
     Op.WRITE: _CALL_REP_BODY,
     Op.DECODE: _CALL_REP_BODY,
-    Op.EXTEND: None,
+    Op.EXTEND: _CALL_REP_BODY,
     Op.PIN: _KEY_REP_BODY,
     Op.UNPIN: _KEY_REP_BODY,
     Op.DROP: _KEY_REP_BODY,

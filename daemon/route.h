@@ -1,0 +1,48 @@
+#ifndef KVS_DAEMON_ROUTE_H
+#define KVS_DAEMON_ROUTE_H
+
+/* Route: by which means a batch of copies goes, the copy engines or a kernel, and what tells that a GPU is busy.
+ *
+ * Knows a card's copy table and the configuration.  Does not know blocks, regions or devices' insides.
+ * Threads: rules are plain values, made anywhere; a route is one thread's.
+ *
+ *   long pieces            the engines: the link's speed, and other work on the GPU hardly notices
+ *   short pieces, idle     whatever the table says is faster; without a table a kernel below 48 KiB
+ *   short pieces, busy     what is faster and leaves a busy process nine tenths of its speed; without a table the engines
+ *
+ * A GPU is busy when a kernel gets much less out of the link than it can: then the next ones stay away for a while, longer
+ * and longer, and one batch tries again. */
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "config/config.h"
+#include "config/copy_table.h"
+#include "kernels/device.h"
+
+typedef struct route_rule {
+    uint64_t below; /* for pieces shorter than this that no earlier rule has taken */
+    device_how idle, busy;
+    double expected; /* GB/s by kernel on an idle device; 0: the best that was seen */
+} route_rule;
+
+typedef struct route_rules {
+    uint32_t n; /* longer pieces than the last rule's: by engine */
+    route_rule rules[COPY_TABLE_ROWS];
+} route_rules;
+
+typedef struct route {
+    double best; /* GB/s by kernel, as seen */
+    uint64_t busy_until_us, pause_us;
+} route;
+
+/* For one direction (0 load, 1 store).  table: NULL, there is none.  by_kernel: the device has more than one means. */
+void route_rules_make(route_rules *ret, const config *c, const copy_table *table, int dir, bool by_kernel);
+
+device_how route_choose(const route *p, const route_rules *r, uint64_t piece_bytes, uint64_t now_us);
+/* A batch of `bytes` took `us` by `how`. */
+void route_saw(route *p, const route_rules *r, device_how how, uint64_t piece_bytes, uint64_t bytes, uint64_t us,
+               uint64_t now_us);
+bool route_is_busy(const route *p, uint64_t now_us);
+
+#endif

@@ -1,0 +1,26 @@
+#ifndef KVS_CTL_CALIBRATE_H
+#define KVS_CTL_CALIBRATE_H
+
+/* Calibrate: measure how fast a device copies pieces of several sizes, by its engines and by a kernel, alone and beside a
+ * busy process.
+ *
+ * Knows kernels/device.h and the table that it fills.  Does not know daemons or files.
+ * One thread, and the busy process.  Owns device, memory and process while it runs. */
+
+#include "config/copy_table.h"
+#include "kernels/device.h"
+#include "proto/ctl/busy.h"
+
+typedef struct calibrate_plan {
+    kvs_status (*open)(void *ud, device **ret, kvs_err *err);
+    busy_run busy;      /* what the busy process does; NULL: there is none */
+    void *ud;           /* of both */
+    uint64_t bytes;     /* that one measurement copies, at most */
+    uint32_t beside_ms; /* how long one beside the busy process takes, at least */
+    void (*on_step)(uint32_t done, uint32_t of);
+} calibrate_plan;
+
+/* *ret gets all but the date. */
+kvs_status calibrate_measure(const calibrate_plan *p, copy_table *ret, kvs_err *err);
+
+#endif

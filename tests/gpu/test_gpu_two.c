@@ -1,0 +1,315 @@
+/* A daemon on a host with several GPUs: numbers and UUIDs, blocks from one to the other, both links at once.
+ *
+ * With one GPU the tests of two say so and count as passed over: the program then has one test. */
+#include "tests/gpu/gpu.h"
+
+#ifdef KVS_CUDA
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cuda_runtime_api.h>
+
+#include "proto/ctl/clock.h"
+#include "proto/ctl/pattern.h"
+#include "tests/gpu/gpu_engine.h"
+
+enum { GPUS = 2, SHARED = 32, ROUNDS = 5, RAW_MIB = 1024 };
+
+/* An engine on one GPU. */
+typedef struct rank {
+    int ordinal; /* as this process counts */
+    engine e;
+    kvs_region *region;
+    kvs_slot slots[MANY];
+    uint8_t *base;
+    void *host; /* pinned, RAW_MIB */
+    void *raw;  /* on the GPU, RAW_MIB */
+    cudaStream_t stream;
+} rank;
+
+static uint32_t n_gpus(void)
+{
+    uint32_t n = 0;
+
+    return device_cuda_count(&n, NULL) == KVS_OK ? n : 0;
+}
+
+static bool use(const rank *x)
+{
+    return cuda_ok(cudaSetDevice(x->ordinal), "cudaSetDevice");
+}
+
+static void rank_close(rank *x)
+{
+    if (x->e.client != NULL)
+        kvs_close(x->e.client);
+    (void)cudaSetDevice(x->ordinal);
+    if (x->stream != NULL)
+        (void)cudaStreamDestroy(x->stream);
+    (void)cudaFree(x->raw);
+    (void)cudaFreeHost(x->host);
+    (void)cudaSetDevice(0);
+}
+
+/* Its region lies on the GPU that this process calls `ordinal`, whatever the daemon calls it. */
+static bool rank_open(rank *x, int ordinal, uint32_t layers)
+{
+    struct cudaPointerAttributes at;
+    struct cudaDeviceProp prop;
+    kvs_err err = {.msg = ""};
+    uint32_t number = 0;
+    uint64_t bytes;
+    void *base;
+
+    *x = (rank){.ordinal = ordinal};
+    if (!engine_begin(&x->e, layers) || !cuda_ok(cudaGetDeviceProperties(&prop, ordinal), "cudaGetDeviceProperties"))
+        return false;
+    if (kvs_device_find(x->e.client, (const uint8_t *)prop.uuid.bytes, &number, &err) != KVS_OK ||
+        kvs_region_create(x->e.ns, number, MANY, &x->region, 0, &err) != KVS_OK ||
+        kvs_region_map(x->region, &base, &bytes, &err) != KVS_OK ||
+        kvs_slot_take(x->region, MANY, x->slots, 0, &err) != KVS_OK)
+        return GPU_FAIL("%s", err.msg);
+    x->base = base;
+    if (!use(x) || !cuda_ok(cudaPointerGetAttributes(&at, base), "cudaPointerGetAttributes"))
+        return false;
+    if (at.device != ordinal)
+        return GPU_FAIL("the region of device %u is on GPU %d, not on %d", number, at.device, ordinal);
+    return cuda_ok(cudaStreamCreateWithFlags(&x->stream, cudaStreamNonBlocking), "stream") &&
+           cuda_ok(cudaMallocHost(&x->host, RAW_MIB * MiB), "pinned memory") &&
+           cuda_ok(cudaMalloc(&x->raw, RAW_MIB * MiB), "device memory");
+}
+
+static bool by_uuid(device *d)
+{
+    static const uint8_t nobody[16] = {0xde, 0xad};
+    kvs_server server;
+    uint32_t found = 0;
+    rank x;
+    bool good;
+
+    (void)d;
+    good = rank_open(&x, (int)n_gpus() - 1, FLAT);
+    if (good) {
+        kvs_server_get(x.e.client, &server);
+        good = server.n_devices == n_gpus() || GPU_FAIL("%u devices, %u GPUs", server.n_devices, n_gpus());
+        (void)printf("      the daemon serves %u GPUs\n", server.n_devices);
+    }
+    if (good && kvs_device_find(x.e.client, nobody, &found, NULL) != KVS_E_NOT_FOUND)
+        good = GPU_FAIL("a UUID that nobody has was found as %u", found);
+    rank_close(&x);
+    return good;
+}
+
+/* ---- two ---- */
+
+static bool both_open(rank x[GPUS], uint32_t layers)
+{
+    memset(x, 0, GPUS * sizeof *x);
+    return rank_open(&x[0], 0, layers) && rank_open(&x[1], 1, layers);
+}
+
+static bool fill(rank *x, uint32_t n, uint64_t id, uint8_t *host)
+{
+    uint64_t bytes = x->e.slot_bytes;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t key[KVS_KEY_BYTES];
+
+        pattern_key(id + i, key);
+        pattern_fill(key, host, bytes);
+        if (!use(x) || !to_device(x->base + x->slots[i].slot * bytes, host, bytes))
+            return false;
+    }
+    return true;
+}
+
+static bool holds(rank *x, uint32_t n, uint64_t id, uint8_t *host)
+{
+    uint64_t bytes = x->e.slot_bytes;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t key[KVS_KEY_BYTES];
+
+        pattern_key(id + i, key);
+        if (!use(x) || !from_device(host, x->base + x->slots[i].slot * bytes, bytes) ||
+            pattern_verify(key, host, bytes) != bytes)
+            return GPU_FAIL("GPU %d: block %u is not what was stored", x->ordinal, i);
+    }
+    return true;
+}
+
+static bool wiped(rank *x, uint32_t n)
+{
+    return use(x) && set_device(x->base, 0x99, n * x->e.slot_bytes);
+}
+
+/* Case 035: rank 0 stores, both load; the pool has each block once. */
+static bool replicas(device *d)
+{
+    rank x[GPUS];
+    flight *f = calloc(GPUS, sizeof *f);
+    uint8_t *host = NULL;
+    kvs_err err = {.msg = ""};
+    bool good = f != NULL && both_open(x, DEEP);
+
+    (void)d;
+    host = good ? malloc(x[0].e.slot_bytes) : NULL;
+    good = good && host != NULL && fill(&x[0], SHARED, 500, host);
+    if (good && engine_store(&x[0].e, x[0].region, 500, x[0].slots, SHARED, NULL, &err) != KVS_OK)
+        good = GPU_FAIL("store: %s", err.msg);
+    good = good && wiped(&x[0], SHARED) && wiped(&x[1], SHARED);
+    for (int i = 0; i < GPUS; i++)
+        good = good && flight_load(&f[i], &x[i].e, x[i].region, 500, x[i].slots, SHARED, NULL, NULL);
+    for (int i = 0; i < GPUS && good; i++)
+        good = flight_end(&f[i], &err) == KVS_OK || GPU_FAIL("load on GPU %d: %s", i, err.msg);
+    good = good && holds(&x[0], SHARED, 500, host) && holds(&x[1], SHARED, 500, host);
+    kvs_close(x[0].e.client); /* rank 1 alone still finds them */
+    x[0].e.client = NULL;
+    good = good && wiped(&x[1], SHARED);
+    if (good && engine_load(&x[1].e, x[1].region, 500, x[1].slots, SHARED, &err) != KVS_OK)
+        good = GPU_FAIL("load behind rank 0's end: %s", err.msg);
+    good = good && holds(&x[1], SHARED, 500, host);
+    rank_close(&x[0]);
+    rank_close(&x[1]);
+    free(host);
+    free(f);
+    return good;
+}
+
+/* GB/s of 1 GiB on each of the n GPUs in x, all at once. */
+static double raw(rank *x, int n, bool load)
+{
+    const uint64_t bytes = RAW_MIB * MiB;
+    uint64_t began = clock_ns();
+
+    for (int i = 0; i < n; i++) {
+        void *to = load ? x[i].raw : x[i].host, *from = load ? x[i].host : x[i].raw;
+
+        if (!use(&x[i]) || !cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, x[i].stream), "copy"))
+            return 0;
+    }
+    for (int i = 0; i < n; i++)
+        if (!cuda_ok(cudaStreamSynchronize(x[i].stream), "synchronise"))
+            return 0;
+    return (double)((uint64_t)n * bytes) / (double)(clock_ns() - began);
+}
+
+/* GB/s of MANY blocks for each of the n engines, all at once. */
+static double moved(rank *x, flight *f, int n, bool load, uint64_t id)
+{
+    uint64_t began = clock_ns(), bytes = 0;
+    kvs_err err = {.msg = ""};
+
+    for (int i = 0; i < n; i++) {
+        uint64_t first = id + (uint64_t)i * MANY;
+
+        bytes += MANY * x[i].e.slot_bytes;
+        if (!(load ? flight_load(&f[i], &x[i].e, x[i].region, first, x[i].slots, MANY, &engine_now, NULL)
+                   : flight_store(&f[i], &x[i].e, x[i].region, first, x[i].slots, MANY, &engine_now)))
+            return 0;
+    }
+    for (int i = 0; i < n; i++)
+        if (flight_end(&f[i], &err) != KVS_OK) {
+            (void)GPU_FAIL("GPU %d: %s", i, err.msg);
+            return 0;
+        }
+    return (double)bytes / (double)(clock_ns() - began);
+}
+
+static int by_size(const void *a, const void *b)
+{
+    double d = *(const double *)a - *(const double *)b;
+
+    return d < 0 ? -1 : d > 0;
+}
+
+static double median(double *v)
+{
+    qsort(v, ROUNDS, sizeof *v, by_size);
+    return v[ROUNDS / 2];
+}
+
+/* At least 0.9 of the sum of both raw copies is a test; how much it is stands in the output. */
+static bool links(device *d)
+{
+    static const char *const NAMES[] = {"STORE", "LOAD"};
+    rank x[GPUS];
+    flight *f = calloc(GPUS, sizeof *f);
+    kvs_err err = {.msg = ""};
+    uint64_t id = 10000;
+    bool good = f != NULL && both_open(x, DEEP), fast = true;
+
+    (void)d;
+    for (int load = 0; load < 2 && good; load++) {
+        double one[GPUS][ROUNDS], both[ROUNDS], own[ROUNDS], alone[ROUNDS], sum;
+
+        for (int r = -1; r < ROUNDS && good; r++) {
+            double v[5];
+
+            good = kvs_reset(x[0].e.client, x[0].e.ns, 0, NULL, 0, &err) == KVS_OK || load || GPU_FAIL("%s", err.msg);
+            v[0] = raw(&x[0], 1, load);
+            v[1] = raw(&x[1], 1, load);
+            v[2] = raw(x, GPUS, load);
+            if (load && moved(x, f, GPUS, false, id) == 0)
+                good = false;
+            v[3] = moved(x, f, GPUS, load, id);
+            v[4] = load ? moved(x, f, 1, true, id) : 0;
+            good = good && v[0] > 0 && v[1] > 0 && v[2] > 0 && v[3] > 0;
+            id += GPUS * MANY;
+            if (r < 0)
+                continue;
+            one[0][r] = v[0];
+            one[1][r] = v[1];
+            both[r] = v[2];
+            own[r] = v[3];
+            alone[r] = v[4];
+        }
+        if (!good)
+            break;
+        sum = median(one[0]) + median(one[1]);
+        (void)printf("      %s: raw %.1f and %.1f GB/s, both at once %.1f; %d blocks each through the daemon at once "
+                     "%.1f: %.3f of the sum, %.3f of both at once\n",
+                     NAMES[load], one[0][ROUNDS / 2], one[1][ROUNDS / 2], median(both), MANY, median(own),
+                     own[ROUNDS / 2] / sum, own[ROUNDS / 2] / both[ROUNDS / 2]);
+        if (load)
+            (void)printf("      LOAD on one GPU alone: %.1f GB/s\n", median(alone));
+        fast = fast && own[ROUNDS / 2] >= 0.9 * both[ROUNDS / 2];
+    }
+    good = good && (fast || GPU_FAIL("below 0.9 of both raw copies at once"));
+    rank_close(&x[0]);
+    rank_close(&x[1]);
+    free(f);
+    return good;
+}
+
+static const gpu_test tests[] = {
+    {"every GPU has a number, found by its UUID", by_uuid},
+    {"case 035: rank 0 stores, both ranks load, each on its GPU", replicas},
+    {"both links at once", links},
+};
+
+int main(int argc, char **argv)
+{
+    int code = gpu_run(tests, n_gpus() < GPUS ? 1 : sizeof tests / sizeof *tests, argc, argv);
+
+    if (n_gpus() == 1)
+        (void)printf("      two GPUs: not here\n");
+    engine_end_daemon(code != 0);
+    return code;
+}
+#else
+static bool none(device *d)
+{
+    (void)d;
+    return false;
+}
+
+int main(int argc, char **argv)
+{
+    static const gpu_test tests[] = {{"several GPUs", none}};
+
+    return gpu_run(tests, 1, argc, argv);
+}
+#endif

@@ -15,7 +15,7 @@ enum {
     ENGINE_COPIES = 256, /* of a batch */
     KERNEL_COPIES = 1024,
     SHARED_BLOCKS = 2,
-    SUM_THREADS = 8,   /* some 8 GB/s each, from memory; a link has 55 */
+    SUM_THREADS = 12,  /* some 8 GB/s each, from memory; a link has 55, and copies go on beside them */
     FULL_BATCHES = 16, /* of a job, from which on its batches are no shorter for being its first ones */
 };
 /* Where batches are queued ahead, a job begins and ends with small ones: the first is on its way at once, and not much is

@@ -15,10 +15,8 @@
 
 enum {
     MAX_THREADS = 16,
-    LAST_US = 500, /* that the owner looks out for the last parts, before it sleeps */
     BLOCKS = 256,  /* begun at once; a job has one that is cut, and each tenant one job */
-    PATIENCE_US =
-        2000, /* that a thread looks out for the next part while blocks come in; waking it up would take 50 us */
+    SPIN_US = 100, /* before a thread sleeps: the next batch lands soon, and waking up takes as long */
 };
 #define NONE UINT32_MAX
 
@@ -38,12 +36,10 @@ struct sums {
     pthread_cond_t work, done;
     block blocks[BLOCKS];
     uint32_t free, first, last; /* first..last: runnable, those with parts that are ready and not taken */
-    _Atomic uint32_t in_work;   /* parts that somebody sums now; changed under the lock */
-    uint32_t open;              /* blocks that are begun and not finished */
+    uint32_t in_work;           /* parts that somebody sums now */
     unsigned sleeping;
     bool closing, may_spin;
-    _Atomic uint32_t tick; /* something became ready, or nothing will */
-    _Atomic bool busy;     /* from the first begin to a finish: nobody sleeps */
+    _Atomic uint32_t tick; /* something became ready */
 };
 
 /* ---- sums ---- */
@@ -111,7 +107,6 @@ static void make_runnable(sums *s, block *b)
 
 static void release(sums *s, block *b)
 {
-    s->open--;
     b->next = s->free;
     s->free = index_of(s, b);
 }
@@ -160,14 +155,15 @@ static bool take(sums *s)
 /* True: something became ready.  The lock is not held. */
 static bool spin(const sums *s, uint32_t seen)
 {
-    uint64_t end = thread_now_us() + PATIENCE_US;
+    uint64_t end = thread_now_us() + SPIN_US;
 
-    while (atomic_load_explicit(&s->busy, memory_order_relaxed) && thread_now_us() < end)
+    do {
         for (int i = 0; i < 16; i++) {
             if (atomic_load_explicit(&s->tick, memory_order_relaxed) != seen)
                 return true;
             thread_relax();
         }
+    } while (thread_now_us() < end);
     return false;
 }
 
@@ -208,12 +204,11 @@ kvs_status sums_create(sums **ret, unsigned n_threads, kvs_err *err)
         return kvs_fail(err, KVS_E_NO_MEMORY, "sums: no memory");
     /* The library looks at the processor once, at its first sum, and without a lock: not in several threads. */
     (void)sums_one(s, sizeof *s);
-    thread_mutex_init(&s->lock);
+    (void)pthread_mutex_init(&s->lock, NULL);
     (void)pthread_cond_init(&s->work, NULL);
     (void)pthread_cond_init(&s->done, NULL);
     s->may_spin = thread_may_spin();
     s->free = s->first = NONE;
-    s->open = BLOCKS;
     for (uint32_t i = BLOCKS; i-- > 0;)
         release(s, &s->blocks[i]);
     n_threads = n_threads < MAX_THREADS ? n_threads : MAX_THREADS;
@@ -249,11 +244,6 @@ uint32_t sums_begin(sums *s, const void *at, uint64_t bytes, uint64_t *ret)
     b->n_parts = count_parts(bytes, part);
     b->ready = b->taken = b->finished = 0;
     b->runnable = b->forgotten = false;
-    s->open++;
-    if (!atomic_load_explicit(&s->busy, memory_order_relaxed)) {
-        atomic_store_explicit(&s->busy, true, memory_order_relaxed);
-        (void)pthread_cond_broadcast(&s->work);
-    }
     (void)pthread_mutex_unlock(&s->lock);
     return index_of(s, b);
 }
@@ -284,29 +274,12 @@ void sums_forget(sums *s, uint32_t handle)
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* Nothing is left to take.  The lock is held before and after. */
-static void await_others(sums *s)
-{
-    uint64_t end = thread_now_us() + LAST_US;
-
-    if (s->may_spin) {
-        (void)pthread_mutex_unlock(&s->lock);
-        while (atomic_load_explicit(&s->in_work, memory_order_relaxed) > 0 && thread_now_us() < end)
-            thread_relax();
-        (void)pthread_mutex_lock(&s->lock);
-    }
-    if (s->first == NONE && s->in_work > 0)
-        (void)pthread_cond_wait(&s->done, &s->lock);
-}
-
 void sums_finish(sums *s)
 {
     (void)pthread_mutex_lock(&s->lock);
     while (take(s) || s->in_work > 0)
         if (s->first == NONE && s->in_work > 0)
-            await_others(s);
-    if (s->open == 0) /* else another job of the owner's goes on */
-        atomic_store_explicit(&s->busy, false, memory_order_relaxed);
+            (void)pthread_cond_wait(&s->done, &s->lock);
     (void)pthread_mutex_unlock(&s->lock);
 }
 

@@ -4,9 +4,8 @@
 /* Sums: checksums of many blocks by several threads, while their owner goes on and while the blocks still come in.
  *
  * Knows XXH3-64 and memory.  Does not know blocks' meaning, devices or what a sum is for.
- * Threads: begin, reach and finish by one thread; the sums are taken by others and by finish.  A link to a GPU is faster than one
- * thread can read what came over it.  The others sleep before the first begin and after finish, and look out for work in
- * between where there are processors enough: to be woken for each batch would take them as long as the sums do.
+ * Threads: begin, reach and finish by one thread; the sums are taken by others, which sleep in between, and by finish.  A
+ * link to a GPU is faster than one thread can read what came over it.
  * Ownership: memory and results are borrowed from begin until finish returns.
  *
  * The sum of up to SUMS_PART bytes is their XXH3-64.  That of more is the XXH3-64 of the sums of its parts in order, as

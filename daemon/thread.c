@@ -20,18 +20,6 @@ uint64_t thread_now_us(void)
     return thread_now_ns() / 1000;
 }
 
-void thread_mutex_init(pthread_mutex_t *m)
-{
-    pthread_mutexattr_t attr;
-
-    (void)pthread_mutexattr_init(&attr);
-#ifdef PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
-    (void)pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
-#endif
-    (void)pthread_mutex_init(m, &attr);
-    (void)pthread_mutexattr_destroy(&attr);
-}
-
 bool thread_may_spin(void)
 {
     return sysconf(_SC_NPROCESSORS_ONLN) >= SPIN_CPUS;

@@ -102,7 +102,7 @@ static bool decoder_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
     return true;
 }
 
-static const worker_ops ops = {"kvs-decode", decoder_start, decoder_turn, decoder_stop, false, NULL};
+static const worker_ops ops = {"kvs-decode", decoder_start, decoder_turn, decoder_stop, false};
 
 kvs_status decoder_create(decoder **ret, device *dev, work_sink sink, kvs_err *err)
 {

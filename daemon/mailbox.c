@@ -1,10 +1,12 @@
 #include "daemon/mailbox.h"
 
-#include <poll.h>
+#include <errno.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
-#include <time.h>
+#include <string.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
 
 #include "daemon/thread.h"
 
@@ -18,6 +20,9 @@ enum {
 struct mailbox {
     uv_async_t wake;
     uv_idle_t no_wait; /* while active, the loop looks and does not wait */
+    uv_poll_t steps;
+    int timer_fd; /* of steps */
+    bool dozes;
     unsigned n_handles;
     bool may_spin;
     _Atomic uint64_t soon_until_us;
@@ -51,30 +56,34 @@ static void soon(void *ud)
     (void)uv_async_send(&m->wake);
 }
 
-static void on_no_wait(uv_idle_t *h);
-
-/* A short sleep that any event ends, unless somebody else keeps the loop going as well. */
-static void doze(mailbox *m)
-{
-    struct pollfd p = {.fd = uv_backend_fd(m->wake.loop), .events = POLLIN};
-    struct timespec step = {0, DOZE_STEP_NS};
-
-    (void)uv_idle_stop(&m->no_wait);
-    if (uv_backend_timeout(m->wake.loop) != 0)
-        (void)ppoll(&p, 1, &step, NULL);
-    (void)uv_idle_start(&m->no_wait, on_no_wait);
-}
-
+/* Without waiting for the wake-up, which is one more turn away. */
 static void on_no_wait(uv_idle_t *h)
 {
     mailbox *m = h->data;
-    uint64_t until = atomic_load_explicit(&m->soon_until_us, memory_order_relaxed), now = uv_hrtime() / 1000;
 
-    mailbox_drain(m); /* without waiting for the wake-up, which is one more turn away */
-    if (now >= until + DOZE_US)
+    mailbox_drain(m);
+    if (uv_hrtime() / 1000 >= atomic_load_explicit(&m->soon_until_us, memory_order_relaxed))
         (void)uv_idle_stop(&m->no_wait);
-    else if (now >= until)
-        doze(m);
+}
+
+static void set_steps(mailbox *m, long ns)
+{
+    struct itimerspec t = {.it_value = {0, ns}, .it_interval = {0, ns}};
+
+    m->dozes = ns != 0;
+    (void)timerfd_settime(m->timer_fd, 0, &t, NULL);
+}
+
+static void on_step(uv_poll_t *h, int status, int events)
+{
+    mailbox *m = h->data;
+    uint64_t n;
+
+    (void)status;
+    (void)events;
+    (void)!read(m->timer_fd, &n, sizeof n);
+    if (uv_hrtime() / 1000 >= atomic_load_explicit(&m->soon_until_us, memory_order_relaxed) + DOZE_US)
+        set_steps(m, 0);
 }
 
 static void on_wake(uv_async_t *h)
@@ -82,8 +91,21 @@ static void on_wake(uv_async_t *h)
     mailbox *m = h->data;
 
     mailbox_drain(m);
-    if (uv_hrtime() / 1000 < atomic_load_explicit(&m->soon_until_us, memory_order_relaxed))
-        (void)uv_idle_start(&m->no_wait, on_no_wait);
+    if (uv_hrtime() / 1000 >= atomic_load_explicit(&m->soon_until_us, memory_order_relaxed))
+        return;
+    (void)uv_idle_start(&m->no_wait, on_no_wait);
+    if (!m->dozes)
+        set_steps(m, DOZE_STEP_NS);
+}
+
+static void on_closed(uv_handle_t *h);
+
+static kvs_status no_steps(mailbox *m, kvs_err *err)
+{
+    int e = errno;
+
+    mailbox_close(m);
+    return kvs_fail(err, KVS_E_SYS, "mailbox: timer: %s", strerror(e));
 }
 
 kvs_status mailbox_create(mailbox **ret, uv_loop_t *loop, kvs_err *err)
@@ -106,8 +128,13 @@ kvs_status mailbox_create(mailbox **ret, uv_loop_t *loop, kvs_err *err)
         return kvs_fail(err, KVS_E_SYS, "mailbox: wake-up: %s", uv_strerror(rc));
     }
     (void)uv_idle_init(loop, &m->no_wait);
-    m->wake.data = m->no_wait.data = m;
+    m->wake.data = m->no_wait.data = m->steps.data = m;
     m->n_handles = 2;
+    m->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (m->timer_fd < 0 || uv_poll_init(loop, &m->steps, m->timer_fd) != 0)
+        return no_steps(m, err);
+    m->n_handles = 3;
+    (void)uv_poll_start(&m->steps, UV_READABLE, on_step);
     m->may_spin = thread_may_spin();
     *ret = m;
     return KVS_OK;
@@ -143,6 +170,8 @@ static void on_closed(uv_handle_t *h)
 
     if (--m->n_handles > 0)
         return;
+    if (m->timer_fd >= 0)
+        (void)close(m->timer_fd);
     uv_mutex_destroy(&m->lock);
     free(m);
 }
@@ -152,6 +181,8 @@ void mailbox_close(mailbox *m)
     if (m == NULL)
         return;
     mailbox_drain(m);
+    if (m->n_handles == 3)
+        uv_close((uv_handle_t *)&m->steps, on_closed);
     uv_close((uv_handle_t *)&m->no_wait, on_closed);
     uv_close((uv_handle_t *)&m->wake, on_closed);
 }

@@ -15,7 +15,8 @@ enum {
     ENGINE_COPIES = 256, /* of a batch */
     KERNEL_COPIES = 1024,
     SHARED_BLOCKS = 2,
-    SUM_THREADS = 10, /* some 8 GB/s each, from memory */
+    SUM_THREADS = 12,  /* some 8 GB/s each, from memory; a link has 55, and copies go on beside them */
+    FULL_BATCHES = 16, /* of a job, from which on its batches are no shorter for being its first ones */
 };
 /* Where batches are queued ahead, a job begins and ends with small ones: the first is on its way at once, and not much is
  * left to do when the last has landed. */
@@ -172,7 +173,7 @@ static uint64_t size_batch(const run *r)
     const mover_job *j = r->j;
     uint64_t most = r->m->now.batch_bytes, all = j->n_items * j->map->slot_bytes, left = all - j->queued_bytes;
     uint64_t last = r->m->sums != NULL && j->checksum && all > LAST_BYTES ? LAST_SUMMED : LAST_BYTES;
-    uint64_t first = j->n_batches < 16 ? FIRST_BYTES << j->n_batches : most;
+    uint64_t first = j->n_batches < FULL_BATCHES ? FIRST_BYTES << j->n_batches : most;
 
     if (r->m->depth == 1)
         return most;
@@ -307,8 +308,6 @@ static void announce_end(run *r)
     if (j->announced || r->at.item < j->n_items || flying > LAST_BYTES || r->m->depth == 1)
         return;
     j->announced = true;
-    if (r->m->sums != NULL && j->checksum)
-        sums_hurry(r->m->sums);
     if (r->m->sink.soon != NULL)
         r->m->sink.soon(r->m->sink.ud);
 }
@@ -355,6 +354,8 @@ static void queue_next(mover *m, uint32_t flying, uint32_t depth)
 
     if (j == NULL)
         return;
+    if (j->n_batches == 0)
+        j->n_batches = FULL_BATCHES; /* nothing waits for its first bytes */
     r.at = j->at;
     while (flying + j->n_flying < depth && may_submit(&r, depth) && !j->items[r.at.item].verify) /* that takes long */
         submit(&r);
@@ -441,22 +442,11 @@ static void mover_stop(void *ud)
     m->dev->ops->queue_close(m->queue);
 }
 
-static void mover_warm(void *ud)
-{
-    mover *m = ud;
-
-    if (m->dev->ops->warm == NULL || m->lost)
-        return;
-    beat_mark(BEAT_IN_CALL);
-    m->dev->ops->warm(m->queue);
-    beat_mark(BEAT_RUNNING);
-}
-
 /* [queued ahead] */
-static const worker_ops load_ops[2] = {{"kvs-load", mover_start, mover_turn, mover_stop, false, NULL},
-                                       {"kvs-load", mover_start, mover_turn, mover_stop, true, mover_warm}};
-static const worker_ops store_ops[2] = {{"kvs-store", mover_start, mover_turn, mover_stop, false, NULL},
-                                        {"kvs-store", mover_start, mover_turn, mover_stop, true, mover_warm}};
+static const worker_ops load_ops[2] = {{"kvs-load", mover_start, mover_turn, mover_stop, false},
+                                       {"kvs-load", mover_start, mover_turn, mover_stop, true}};
+static const worker_ops store_ops[2] = {{"kvs-store", mover_start, mover_turn, mover_stop, false},
+                                        {"kvs-store", mover_start, mover_turn, mover_stop, true}};
 
 /* Beside the mover's own thread; a core is left to the loop. */
 static unsigned sum_threads(void)

@@ -127,8 +127,13 @@ static void put_calibration(const core *c, const core_device *d, json_writer *w)
     json_put_string(w, "path", c->config->mover_path);
     json_put_string(w, "decides", calibration_source(x, c->config, d->dev));
     json_put_string(w, "why_not_table", x->why);
-    if (x->is_measured)
+    if (x->is_measured) {
+        json_begin_object(w, "table");
         copy_table_put(&x->table, w);
+        json_end(w);
+    } else {
+        json_put_null(w, "table");
+    }
     json_end(w);
 }
 

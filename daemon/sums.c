@@ -15,9 +15,8 @@
 
 enum {
     MAX_THREADS = 16,
-    BLOCKS = 256,   /* begun at once; a job has one that is cut, and each tenant one job */
-    HURRY_US = 300, /* that no thread sleeps after sums_hurry: twice as long as the last bytes of a job take */
-    NICE = 5,       /* of the threads: there are many, and those that move bytes must not wait for them */
+    BLOCKS = 256,  /* begun at once; a job has one that is cut, and each tenant one job */
+    SPIN_US = 100, /* before a thread sleeps: the next batch lands soon, and waking up takes as long */
 };
 #define NONE UINT32_MAX
 
@@ -40,8 +39,7 @@ struct sums {
     uint32_t in_work;           /* parts that somebody sums now */
     unsigned sleeping;
     bool closing, may_spin;
-    _Atomic uint32_t tick;           /* something became ready */
-    _Atomic uint64_t hurry_until_us; /* nobody sleeps before then */
+    _Atomic uint32_t tick; /* something became ready */
 };
 
 /* ---- sums ---- */
@@ -157,12 +155,15 @@ static bool take(sums *s)
 /* True: something became ready.  The lock is not held. */
 static bool spin(const sums *s, uint32_t seen)
 {
-    while (thread_now_us() < atomic_load_explicit(&s->hurry_until_us, memory_order_relaxed))
+    uint64_t end = thread_now_us() + SPIN_US;
+
+    do {
         for (int i = 0; i < 16; i++) {
             if (atomic_load_explicit(&s->tick, memory_order_relaxed) != seen)
                 return true;
             thread_relax();
         }
+    } while (thread_now_us() < end);
     return false;
 }
 
@@ -186,7 +187,6 @@ static void *sums_main(void *arg)
 {
     sums *s = arg;
 
-    thread_be_nice(NICE);
     (void)pthread_mutex_lock(&s->lock);
     while (!s->closing)
         if (!take(s))
@@ -204,7 +204,7 @@ kvs_status sums_create(sums **ret, unsigned n_threads, kvs_err *err)
         return kvs_fail(err, KVS_E_NO_MEMORY, "sums: no memory");
     /* The library looks at the processor once, at its first sum, and without a lock: not in several threads. */
     (void)sums_one(s, sizeof *s);
-    thread_mutex_init(&s->lock);
+    (void)pthread_mutex_init(&s->lock, NULL);
     (void)pthread_cond_init(&s->work, NULL);
     (void)pthread_cond_init(&s->done, NULL);
     s->may_spin = thread_may_spin();
@@ -271,17 +271,6 @@ void sums_forget(sums *s, uint32_t handle)
     b->forgotten = true;
     if (b->finished == b->taken)
         release(s, b);
-    (void)pthread_mutex_unlock(&s->lock);
-}
-
-void sums_hurry(sums *s)
-{
-    if (!s->may_spin)
-        return;
-    atomic_store_explicit(&s->hurry_until_us, thread_now_us() + HURRY_US, memory_order_relaxed);
-    (void)pthread_mutex_lock(&s->lock);
-    if (s->sleeping > 0)
-        (void)pthread_cond_broadcast(&s->work);
     (void)pthread_mutex_unlock(&s->lock);
 }
 

@@ -29,7 +29,6 @@ uint32_t sums_begin(sums *s, const void *at, uint64_t bytes, uint64_t *ret);
 void sums_reach(sums *s, uint32_t handle, uint64_t bytes);
 /* It will not be there: its result stays as it is. */
 void sums_forget(sums *s, uint32_t handle);
-void sums_hurry(sums *s);   /* finish comes soon: nobody sleeps until then, if that is not long */
 void sums_finish(sums *s);  /* all that was reached to its end is there */
 void sums_destroy(sums *s); /* NULL is fine */
 

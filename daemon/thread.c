@@ -2,8 +2,6 @@
 
 #include <signal.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,24 +18,6 @@ uint64_t thread_now_ns(void)
 uint64_t thread_now_us(void)
 {
     return thread_now_ns() / 1000;
-}
-
-void thread_mutex_init(pthread_mutex_t *m)
-{
-    pthread_mutexattr_t attr;
-
-    (void)pthread_mutexattr_init(&attr);
-#ifdef PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
-    (void)pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
-#endif
-    (void)pthread_mutex_init(m, &attr);
-    (void)pthread_mutexattr_destroy(&attr);
-}
-
-void thread_be_nice(int steps)
-{
-    /* On Linux this is a thread's own, whatever POSIX says. */
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), steps);
 }
 
 bool thread_may_spin(void)

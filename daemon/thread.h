@@ -34,12 +34,6 @@ int thread_cond_init(pthread_cond_t *c);
 /* Wait at most `us`.  `m` is held; early returns happen. */
 void thread_cond_wait_us(pthread_cond_t *c, pthread_mutex_t *m, uint64_t us);
 
-/* One that is taken often and for moments only: who finds it taken looks again before it sleeps. */
-void thread_mutex_init(pthread_mutex_t *m);
-
-/* The calling thread stands back by so many steps of nice(2). */
-void thread_be_nice(int steps);
-
 /* Start `fn(arg)` under a name of at most 15 bytes, all signals blocked: they belong to the loop. */
 kvs_status thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void *arg, kvs_err *err);
 

@@ -11,11 +11,7 @@ enum {
     SPIN_US = 20,        /* a counter is often reached within a few us of the submit */
     FIRST_SLEEP_US = 50, /* then sleep, doubling ... */
     LONGEST_SLEEP_US = 1000,
-    LINGER_US = 100, /* awake after a job: waking up takes as long as a short copy */
-    /* Then for a while it sleeps in short steps: a processor that has slept for milliseconds is 60 us away. */
-    DOZE_STEP_US = 150,
-    DOZE_US = 30000,
-    WARM_US = 2000,          /* after a job all that the next one will touch is still in some cache */
+    LINGER_US = 100,         /* awake after a job: waking up takes as long as a short copy */
     EXPECTED_US = 300,       /* awake after worker_expect: some hundred keys are being looked up meanwhile */
     BYTES_OF_A_US = 1 << 14, /* what time counts for where no bytes are moved: about a link's speed */
     /* Waiting jobs looked at between two runs.  A full pass would let a client with very many stuck jobs tax
@@ -50,8 +46,6 @@ struct worker {
     _Atomic bool mail;               /* something above changed; spares the lock in the polling loop */
     _Atomic bool parked;             /* the thread sleeps, or is about to */
     _Atomic uint64_t awake_until_us; /* it does not before then */
-    _Atomic bool expected;           /* by worker_expect, and not seen yet */
-    uint64_t ended_us;               /* the thread's: the latest job */
     bool may_linger;
 
     /* the thread's own */
@@ -231,7 +225,6 @@ static void take_turn(worker *w, job_queue *q, job *j)
     if (ended) {
         end(w, j);
         stay_awake(w, LINGER_US);
-        w->ended_us = thread_now_us();
         return;
     }
     atomic_store_explicit(&w->run_since_us, 0, memory_order_relaxed);
@@ -362,9 +355,7 @@ static void park(worker *w)
     atomic_store(&w->parked, true);
     /* Either worker_expect sees that we are parked, or we see what it has written before it looked. */
     if (!atomic_load_explicit(&w->mail, memory_order_relaxed) && !lingers(w)) {
-        if (w->n_waiting == 0 && w->may_linger && thread_now_us() < w->ended_us + DOZE_US)
-            thread_cond_wait_us(&w->wake, &w->lock, DOZE_STEP_US);
-        else if (w->n_waiting == 0)
+        if (w->n_waiting == 0)
             pthread_cond_wait(&w->wake, &w->lock);
         else
             thread_cond_wait_us(&w->wake, &w->lock, w->sleep_us);
@@ -373,19 +364,10 @@ static void park(worker *w)
     pthread_mutex_unlock(&w->lock);
 }
 
-static void warm(worker *w)
-{
-    atomic_store_explicit(&w->expected, false, memory_order_relaxed);
-    if (thread_now_us() > w->ended_us + WARM_US)
-        w->ops->warm(w->ud);
-}
-
 /* Nothing to run.  Without a waiting job: until someone calls.  With one: spin, then sleep in growing steps. */
 static void pause_worker(worker *w)
 {
     w->polled = 0;
-    if (w->ops->warm != NULL && atomic_load_explicit(&w->expected, memory_order_relaxed))
-        warm(w);
     if (lingers(w))
         return;
     if (w->n_waiting > 0) {
@@ -546,7 +528,6 @@ void worker_expect(worker *w)
 {
     if (!w->may_linger)
         return;
-    atomic_store_explicit(&w->expected, true, memory_order_relaxed);
     stay_awake(w, EXPECTED_US);
     if (!atomic_load(&w->parked))
         return;

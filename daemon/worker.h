@@ -13,7 +13,7 @@
  *                 `--(after not reached)--> waiting --(due)--^   dropped ones leave both lists as E_CANCELLED
  *
  * The thread sleeps when nothing is there.  An eager one, where there are processors enough, not at once: for a moment after a
- * job, and after worker_expect, it looks out for the next one, and then it sleeps in short steps for some 30 ms.
+ * job, and after worker_expect, it looks out for the next one.
  *
  * Fair between tenants: jobs run in turns (a job may need several), and the next turn is that of the tenant with ready jobs
  * who has had the least for its share so far.  One that comes back from a pause begins at what the others have now: nobody
@@ -33,7 +33,6 @@ typedef struct worker_ops {
     bool (*run)(void *ud, job *j, bool shared, uint64_t *ret_bytes);
     void (*stop)(void *ud); /* after the last job, if start succeeded */
     bool eager;             /* waking up late would be felt: see above */
-    void (*warm)(void *ud); /* after worker_expect, if there was no job for some time; NULL: nothing to do */
 } worker_ops;
 
 typedef struct worker_stats {

@@ -1,5 +1,5 @@
 /* Block sums on a GPU: a thread block sums one part of one block and adds it to the result, whatever the order; a
- * second kernel finishes what has come together. */
+ * second kernel finishes what has come together.  Of many small blocks each is summed and finished by one thread block. */
 #include "kernels/block_sum.h"
 
 #include "kernels/cuda_kernels.h"
@@ -15,7 +15,7 @@ enum { UNDER_WAY = 8, PART = 2 * UNDER_WAY * ROWS_THREADS * CHUNK, WORD = 8 };
 struct params {
     kvs_block_sum_args a;
     uint32_t *bad;
-    uint32_t parts; /* of a block */
+    uint32_t parts; /* of a block; 1: the thread block finishes the sum */
 };
 
 __device__ inline bool find_block(const params &p, uint32_t i, bool counts, const uint8_t **ret)
@@ -94,15 +94,20 @@ __global__ void __launch_bounds__(ROWS_THREADS) sum_kernel(const __grid_constant
     const uint8_t *block;
     uint64_t sum, end = (uint64_t)(part + 1) * (PART / CHUNK);
 
-    if (!find_block(p, i, part == 0 && threadIdx.x == 0, &block))
+    if (!find_block(p, i, part == 0 && threadIdx.x == 0, &block)) {
+        if (p.parts == 1 && threadIdx.x == 0)
+            p.a.sums[i] = 0;
         return;
+    }
     if (last || end > chunks)
         end = chunks;
     sum = sum_chunks(reinterpret_cast<const uint4 *>(block), (uint64_t)part * (PART / CHUNK), end);
     if (last && threadIdx.x == 0)
         sum += sum_rest(block, length);
     sum = sum_threads(sum);
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0 && p.parts == 1)
+        p.a.sums[i] = kvs_sum_finish(sum, length);
+    else if (threadIdx.x == 0)
         atomicAdd(reinterpret_cast<unsigned long long *>(p.a.sums + i), (unsigned long long)sum);
 }
 
@@ -113,6 +118,15 @@ __global__ void __launch_bounds__(ROWS_THREADS) finish_kernel(const __grid_const
 
     if (i < p.a.n && find_block(p, (uint32_t)i, false, &block))
         p.a.sums[i] = kvs_sum_finish(p.a.sums[i], kvs_view_length(&p.a.view, KVS_SITE_BLOCK_SUM));
+}
+
+/* One part fills no GPU by itself: enough blocks must be there, and none so long that the last ones are waited for. */
+uint32_t parts_of(const kvs_block_sum_args *a)
+{
+    enum { MANY = 1024, FEW_PARTS = 4 };
+    const uint64_t parts = (a->view.page_bytes + PART - 1) / PART;
+
+    return parts <= 1 || (a->n >= MANY && parts <= FEW_PARTS) ? 1 : (uint32_t)parts;
 }
 
 } // namespace
@@ -127,20 +141,22 @@ extern "C" kvs_status kvs_block_sum_cuda_init(kvs_err *err)
 extern "C" kvs_status kvs_block_sum_cuda(const kvs_block_sum_args *a, uint32_t *ret_bad, CUstream_st *stream,
                                          kvs_err *err)
 {
-    const uint64_t parts = a->view.page_bytes > 0 ? (a->view.page_bytes + PART - 1) / PART : 1;
-    const params p = {*a, ret_bad, (uint32_t)parts};
+    const params p = {*a, ret_bad, parts_of(a)};
     unsigned blocks = 0;
     kvs_status s = kvs_block_sum_check(a, err);
     cudaError_t e;
 
     if (s == KVS_OK)
-        s = rows_begin((uint64_t)a->n * parts, 1, ret_bad, stream, &blocks, err);
+        s = rows_begin((uint64_t)a->n * p.parts, 1, ret_bad, stream, &blocks, err);
     if (s != KVS_OK || blocks == 0)
         return s;
-    e = cudaMemsetAsync(a->sums, 0, a->n * sizeof *a->sums, stream);
-    if (e != cudaSuccess)
-        return kvs_cuda_fail(err, "cudaMemsetAsync", e);
+    if (p.parts > 1) {
+        e = cudaMemsetAsync(a->sums, 0, a->n * sizeof *a->sums, stream);
+        if (e != cudaSuccess)
+            return kvs_cuda_fail(err, "cudaMemsetAsync", e);
+    }
     sum_kernel<<<blocks, ROWS_THREADS, 0, stream>>>(p);
-    finish_kernel<<<(a->n + ROWS_THREADS - 1) / ROWS_THREADS, ROWS_THREADS, 0, stream>>>(p);
+    if (p.parts > 1)
+        finish_kernel<<<(a->n + ROWS_THREADS - 1) / ROWS_THREADS, ROWS_THREADS, 0, stream>>>(p);
     return rows_end("block_sum launch", err);
 }

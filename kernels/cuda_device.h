@@ -23,7 +23,8 @@ typedef struct cuda_device {
     cuda_driver driver;
     device_about about;
     _Atomic bool lost;
-    pthread_t ahead; /* maps ahead_at.. while has_ahead; of the thread that registers host memory */
+    pthread_t
+        ahead; /* maps ahead_at.. while has_ahead, and then says how far; of the thread that registers host memory */
     bool has_ahead;
     uint8_t *ahead_at;
     uint64_t ahead_bytes;
@@ -49,7 +50,6 @@ kvs_status cuda_queue_open(device *d, device_dir dir, device_queue **ret, kvs_er
 void cuda_queue_close(device_queue *q);
 kvs_status cuda_queue_copy(device_queue *q, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
                            kvs_err *err);
-void cuda_queue_warm(device_queue *q);
 kvs_status cuda_queue_mla_write(device_queue *q, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
                                 kvs_err *err);
 kvs_status cuda_queue_mla_decode(device_queue *q, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,

@@ -19,9 +19,8 @@
 
 enum {
     MARKS = 64,
-    BATCH = 256, /* copies of one driver call */
-    LISTS = 4,   /* of pieces for the copy kernel */
-    WARM_BYTES = 16,
+    BATCH = 256,      /* copies of one driver call */
+    LISTS = 4,        /* of pieces for the copy kernel */
     SPIN_NS = 300000, /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
     EARLY_NS = 80000, /* a timer may come that much too late */
     BYTES_A_NS = 55,  /* of a copy, at best: it is not worth looking before */
@@ -33,7 +32,6 @@ enum {
 
 typedef struct cuda_queue {
     device_queue base;
-    device_dir dir;
     cudaStream_t stream;
     cudaEvent_t events[MARKS];
     uint64_t given, reached;
@@ -44,7 +42,6 @@ typedef struct cuda_queue {
     const void *srcs[BATCH];
     size_t sizes[BATCH];
     kvs_page_piece *lists; /* pinned, [LISTS][KVS_PAGE_COPY_PIECES]; of a queue that copies */
-    void *scratch;         /* WARM_BYTES of device memory beside the lists */
     uint64_t list_marks[LISTS];
     uint32_t next_list;
     uint8_t *input, *dev_input; /* pinned and device: HEAD_BYTES, then what the call brings */
@@ -162,7 +159,6 @@ void cuda_queue_close(device_queue *dq)
         if (q->events[i] != NULL)
             (void)cudaEventDestroy(q->events[i]);
     (void)cudaFreeHost(q->lists);
-    (void)cudaFree(q->scratch);
     (void)cudaFreeHost(q->input);
     (void)cudaFree(q->dev_input);
     (void)cudaFree(q->workspace);
@@ -183,15 +179,11 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
     if (q == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "queue_open: no memory for %zu bytes", sizeof *q);
     q->base.dev = base;
-    q->dir = dir;
     e = cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking);
     for (int i = 0; i < MARKS && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&q->events[i], cudaEventBlockingSync | cudaEventDisableTiming);
     if (e == cudaSuccess && dir != DEVICE_COMPUTE)
-        e = cudaHostAlloc((void **)&q->lists, sizeof *q->lists * LISTS * KVS_PAGE_COPY_PIECES + WARM_BYTES,
-                          cudaHostAllocPortable);
-    if (e == cudaSuccess && dir != DEVICE_COMPUTE)
-        e = cudaMalloc(&q->scratch, WARM_BYTES);
+        e = cudaHostAlloc((void **)&q->lists, sizeof *q->lists * LISTS * KVS_PAGE_COPY_PIECES, cudaHostAllocPortable);
     if (e != cudaSuccess) {
         s = cuda_failed(d, err, "queue_open", e);
         cuda_queue_close(&q->base);
@@ -337,20 +329,6 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, dev
     now = now_ns();
     q->busy_until = (q->busy_until > now ? q->busy_until : now) + bytes / BYTES_A_NS;
     return give_mark(q, ret_mark, err);
-}
-
-/* A few bytes that nobody needs, the way that a copy goes. */
-void cuda_queue_warm(device_queue *dq)
-{
-    cuda_queue *q = (cuda_queue *)dq;
-    void *host = q->lists == NULL ? NULL : q->lists + (size_t)LISTS * KVS_PAGE_COPY_PIECES; /* behind the lists */
-
-    if (host == NULL || cuda_enter(device_of(q), NULL) != KVS_OK)
-        return;
-    (void)cudaMemcpyAsync(q->dir == DEVICE_LOAD ? q->scratch : host, q->dir == DEVICE_LOAD ? host : q->scratch,
-                          WARM_BYTES, cudaMemcpyDefault, q->stream);
-    (void)cudaEventQuery(q->events[0]);
-    (void)cudaGetLastError();
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------ */

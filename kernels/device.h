@@ -96,9 +96,6 @@ typedef struct device_ops {
      * E_DEVICE: nothing was queued.  E_DEVICE_LOST: part of it may be running; the process must end. */
     kvs_status (*copy)(device_queue *q, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
                        kvs_err *err);
-    /* A copy will be queued in a moment, after a pause: go the way of its call once, which is slow at first.  NULL: no way
-     * is.  What fails here fails again at the copy. */
-    void (*warm)(device_queue *q);
     /* views, kv_c, k_pe, q_*, out, lse: device addresses; slot_mapping, q_start, seq_len, block_table, scale, kv_scale: host
      * memory, read before the call returns.  As kvs_mla_write, kvs_mla_decode and kvs_mla_extend, duplicates of a slot
      * included. */

@@ -54,6 +54,7 @@ kvs_status device_cuda_get_info(device *d, device_cuda_info *ret, kvs_err *err)
 
 enum { MAX_TOUCHERS = 8 };
 #define TOUCH_BYTES (UINT64_C(64) << 20) /* less is not worth a thread */
+#define AHEAD_BYTES (UINT64_C(1) << 30)  /* a pool's pieces, but the first and the last */
 
 kvs_status cuda_failed(cuda_device *d, kvs_err *err, const char *call, int error)
 {
@@ -138,7 +139,7 @@ static void *map_ahead(void *arg)
 {
     cuda_device *d = arg;
 
-    kvs_pages_map(d->ahead_at, d->ahead_bytes);
+    d->ahead_bytes = kvs_pages_map(d->ahead_at, AHEAD_BYTES);
     return NULL;
 }
 
@@ -149,11 +150,16 @@ static void end_ahead(cuda_device *d)
     d->has_ahead = false;
 }
 
-static void begin_ahead(cuda_device *d, uint8_t *at, uint64_t bytes)
+static void begin_ahead(cuda_device *d, uint8_t *at)
 {
     d->ahead_at = at;
-    d->ahead_bytes = bytes;
+    d->ahead_bytes = 0;
     d->has_ahead = pthread_create(&d->ahead, NULL, map_ahead, d) == 0;
+}
+
+static bool is_mapped(const cuda_device *d, const uint8_t *p, uint64_t bytes)
+{
+    return p == d->ahead_at && bytes <= d->ahead_bytes;
 }
 
 /* Drivers that count what they pin against the limit of locked memory only say that it failed. */
@@ -178,11 +184,11 @@ static kvs_status cuda_host_register(device *base, void *p, uint64_t bytes, kvs_
     if (s == KVS_OK && (p == NULL || bytes == 0 || bytes > INTPTR_MAX))
         s = kvs_fail(err, KVS_E_INVALID, "host_register: %" PRIu64 " bytes at %p are no range", bytes, p);
     end_ahead(d);
-    if (s == KVS_OK)
+    if (s == KVS_OK && !is_mapped(d, p, bytes))
         s = touch_all(p, bytes, err);
     if (s != KVS_OK)
         return s;
-    begin_ahead(d, (uint8_t *)p + bytes, bytes);
+    begin_ahead(d, (uint8_t *)p + bytes);
     e = cudaHostRegister(p, bytes, cudaHostRegisterPortable);
     return e == cudaSuccess ? KVS_OK : with_lock_limit(cuda_failed_bytes(d, err, "cudaHostRegister", bytes, e), err);
 }
@@ -191,6 +197,7 @@ static void cuda_host_unregister(device *base, void *p, uint64_t bytes)
 {
     (void)bytes;
     end_ahead((cuda_device *)base); /* its memory may be on its way out as well */
+    ((cuda_device *)base)->ahead_bytes = 0;
     if (cuda_enter((cuda_device *)base, NULL) == KVS_OK && cudaHostUnregister(p) != cudaSuccess)
         (void)cudaGetLastError();
 }
@@ -230,7 +237,6 @@ static const device_ops cuda_ops = {
     .queue_open = cuda_queue_open,
     .queue_close = cuda_queue_close,
     .copy = cuda_queue_copy,
-    .warm = cuda_queue_warm,
     .mla_write = cuda_queue_mla_write,
     .mla_decode = cuda_queue_mla_decode,
     .mla_extend = cuda_queue_mla_extend,

@@ -97,17 +97,21 @@ kvs_status kvs_pages_make(void *p, uint64_t bytes, kvs_err *err)
     return KVS_OK;
 }
 
-void kvs_pages_map(void *p, uint64_t bytes)
+uint64_t kvs_pages_map(void *p, uint64_t bytes)
 {
+    uint64_t at = 0;
     range r;
 
     if (!range_of(p, bytes, &r))
-        return;
-    for (uint64_t at = 0; at < r.bytes; at += WINDOW * r.page) {
+        return 0;
+    while (at < r.bytes) {
         uint64_t n = window_at(&r, at), absent = 0;
 
         if (!count_absent(&r, at, n, &absent) || absent > 0 ||
             madvise(r.first + at, n * r.page, MADV_POPULATE_READ) != 0)
-            return;
+            break;
+        at += n * r.page;
     }
+    at -= at < (uint64_t)((uint8_t *)p - r.first) ? at : (uint64_t)((uint8_t *)p - r.first);
+    return at < bytes ? at : bytes;
 }

@@ -18,7 +18,7 @@ uint64_t kvs_pages_absent(const void *p, uint64_t bytes);
 kvs_status kvs_pages_make(void *p, uint64_t bytes, kvs_err *err);
 
 /* Map what has memory already, as after a restart; nothing is allocated.  Stops at the first stretch where something is
- * absent, or that is no memory at all. */
-void kvs_pages_map(void *p, uint64_t bytes);
+ * absent, or that is no memory at all.  Returns how far it came: bytes from p on, at most `bytes`. */
+uint64_t kvs_pages_map(void *p, uint64_t bytes);
 
 #endif

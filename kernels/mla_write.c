@@ -27,20 +27,29 @@ static void put_record(uint8_t *row, const uint8_t *kv_c, const uint8_t *k_pe)
     memcpy(row + LATENT + sizeof scale, k_pe, ROPE * sizeof(uint16_t));
 }
 
+/* Lengths that the compiler knows. */
+static void put_copy(uint8_t *row, const uint8_t *kv_c, const uint8_t *k_pe, uint32_t type)
+{
+    if (type == KVS_VALUE_FP32) {
+        memcpy(row, kv_c, LATENT * sizeof(float));
+        memcpy(row + LATENT * sizeof(float), k_pe, ROPE * sizeof(float));
+    } else {
+        memcpy(row, kv_c, LATENT * sizeof(uint16_t));
+        memcpy(row + LATENT * sizeof(uint16_t), k_pe, ROPE * sizeof(uint16_t));
+    }
+}
+
 static void put_row(uint8_t *row, const kvs_mla_write_args *a, uint32_t type, uint64_t t)
 {
     const uint8_t *kv_c = a->kv_c + t * a->kv_c_stride, *k_pe = a->k_pe + t * a->k_pe_stride;
-    const size_t value = kvs_value_bytes(type);
 
     if (a->view.format == KVS_FORMAT_fp8_ds_mla)
         put_record(row, kv_c, k_pe);
     else if (a->view.format == KVS_FORMAT_mla_fp8) {
         quantise(row, kv_c, type, 0, LATENT, *a->scale);
         quantise(row + LATENT, k_pe, type, 0, ROPE, *a->scale);
-    } else {
-        memcpy(row, kv_c, LATENT * value);
-        memcpy(row + LATENT * value, k_pe, ROPE * value);
-    }
+    } else
+        put_copy(row, kv_c, k_pe, type);
 }
 
 /* Returns the number of bad slots. */

@@ -1,5 +1,6 @@
-/* MLA write on a GPU: a thread block takes a few tokens of a layer; some of its threads find their rows, then all of
- * them move or convert 8 values at a time (16 bytes of a copy).
+/* MLA write on a GPU.  Copies: a thread block takes a few tokens of a layer, some of its threads find their rows, then
+ * all of them move chunks of 16 bytes.  Conversions: a warp takes a few tokens and has all of their values in registers
+ * before it stores the first one.
  *
  * A row of the cache starts at a multiple of 16 whatever the view is; the sources may start at any value, so they are
  * read value by value unless base and pitches are multiples of 16 too. */
@@ -13,17 +14,22 @@ namespace
 
 using namespace kvs;
 
-enum { EIGHT = 8, LATENT = KVS_MLA_LATENT, ROPE = KVS_MLA_ROPE };
-enum { LATENT_UNITS = LATENT / EIGHT, UNITS = (LATENT + ROPE) / EIGHT };
-enum { TILE = 128, TILE_LANES = TILE / EIGHT, SCALES_AT = LATENT, ROPE_AT = LATENT + LATENT / TILE * 4 };
+enum { LATENT = KVS_MLA_LATENT, ROPE = KVS_MLA_ROPE, TILE = 128 };
+enum { SCALES_AT = LATENT, ROPE_AT = LATENT + LATENT / TILE * 4 }; /* in a record */
+
+/* Copies. */
+enum { ROWS = 8, UNDER_WAY = 3 };
+
+/* Conversions: a lane has 8 values of each half of a latent, and 8 rope values of one of the warp's rows. */
+enum { EIGHT = 8, LANES = 32, WARPS = 4, HALVES = 2, HALF = LATENT / HALVES, ROPE_LANES = ROPE / EIGHT };
+static_assert(HALF == LANES * EIGHT && HALF % TILE == 0, "a warp has half of a row, and whole tiles of it");
 
 enum kind { COPY, FP8, RECORD };
 
-/* Tokens of a thread block.  Conversions keep the loads of more of them under way: they are slower to give way to the next
- * thread block. */
-__host__ __device__ constexpr uint32_t rows_of(kind k)
+/* Tokens of a warp: as many as there are rope values for, fewer of the wide type, which needs twice the registers. */
+__host__ __device__ constexpr uint32_t warp_rows(uint32_t type)
 {
-    return k == COPY ? 8 : 16;
+    return type == KVS_VALUE_FP32 ? 2 : LANES / ROPE_LANES;
 }
 
 template <unsigned LAYERS> struct params {
@@ -34,44 +40,42 @@ template <unsigned LAYERS> struct params {
     uint8_t *base[LAYERS];
 };
 
-/* Where the rows of this thread block come from. */
+/* Where rows come from: those of this thread block's layer. */
 struct source {
     const uint8_t *kv_c, *k_pe;
     uint64_t kv_c_stride, k_pe_stride;
     bool latent_whole, rope_whole;
 };
 
-template <uint32_t ROWS, unsigned LAYERS> __device__ inline source source_of(const params<LAYERS> &p)
+template <unsigned LAYERS> __device__ inline source source_of(const params<LAYERS> &p)
 {
-    const uint64_t layer = blockIdx.y, first = (uint64_t)blockIdx.x * ROWS;
+    const uint64_t layer = blockIdx.y;
 
-    return {p.a.kv_c + layer * p.kv_c_layer_stride + first * p.a.kv_c_stride,
-            p.a.k_pe + layer * p.k_pe_layer_stride + first * p.a.k_pe_stride,
+    return {p.a.kv_c + layer * p.kv_c_layer_stride,
+            p.a.k_pe + layer * p.k_pe_layer_stride,
             p.a.kv_c_stride,
             p.a.k_pe_stride,
             p.latent_whole != 0,
             p.rope_whole != 0};
 }
 
-template <uint32_t ROWS, unsigned LAYERS> __device__ inline void find_rows(const params<LAYERS> &p, uint8_t **row)
+/* Where token t goes; null: nowhere. */
+template <unsigned LAYERS> __device__ inline uint8_t *find_row(const params<LAYERS> &p, uint64_t t)
 {
     constexpr kvs_site site = LAYERS == 1 ? KVS_SITE_MLA_WRITE : KVS_SITE_MLA_WRITE_LAYERS;
-    const uint64_t layer = blockIdx.y, t = (uint64_t)blockIdx.x * ROWS + threadIdx.x;
+    const uint64_t layer = blockIdx.y;
+    const int64_t slot = t < p.a.n_tokens ? p.a.slot_mapping[layer * p.slot_layer_stride + t] : -1;
 
-    if (threadIdx.x < ROWS) {
-        const int64_t slot = t < p.a.n_tokens ? p.a.slot_mapping[layer * p.slot_layer_stride + t] : -1;
+    if (!slot_of(p.a.view, slot, p.bad))
+        return nullptr;
+    kvs_view v = p.a.view;
+    const kvs_view_place at = kvs_view_split(&v, (uint64_t)slot, site);
 
-        row[threadIdx.x] = nullptr;
-        if (slot_of(p.a.view, slot, p.bad)) {
-            kvs_view v = p.a.view;
-            const kvs_view_place at = kvs_view_split(&v, (uint64_t)slot, site);
-
-            v.base = p.base[layer];
-            row[threadIdx.x] = kvs_view_row(&v, at.page, at.token, site);
-        }
-    }
-    __syncthreads();
+    v.base = p.base[layer];
+    return kvs_view_row(&v, at.page, at.token, site);
 }
+
+/* ---- copies ---- */
 
 /* 16 bytes of a source: VALUE bytes a value. */
 template <int VALUE> __device__ inline uint4 read16(const uint8_t *src, bool whole)
@@ -93,16 +97,24 @@ template <int VALUE> __device__ inline uint4 read16(const uint8_t *src, bool who
     return u.all;
 }
 
-template <uint32_t ROWS, int VALUE> __device__ inline void copy_rows(const source &s, uint8_t *const *row)
+template <int VALUE, unsigned LAYERS>
+__global__ void __launch_bounds__(ROWS_THREADS) copy_kernel(const __grid_constant__ params<LAYERS> p)
 {
     constexpr uint32_t latent = LATENT * VALUE / CHUNK, all = (LATENT + ROPE) * VALUE / CHUNK;
+    const uint64_t first = (uint64_t)blockIdx.x * ROWS;
+    const source s = source_of(p);
+    __shared__ uint8_t *row[ROWS];
 
-    for_units<3, uint4>(
+    if (threadIdx.x < ROWS)
+        row[threadIdx.x] = find_row(p, first + threadIdx.x);
+    __syncthreads();
+    for_units<UNDER_WAY, uint4>(
         ROWS * all,
         [&](uint32_t i) {
-            const uint32_t t = i / all, c = i % all;
+            const uint64_t t = first + i / all;
+            const uint32_t c = i % all;
 
-            if (row[t] == nullptr)
+            if (row[i / all] == nullptr)
                 return uint4{};
             return c < latent ? read16<VALUE>(s.kv_c + t * s.kv_c_stride + c * CHUNK, s.latent_whole)
                               : read16<VALUE>(s.k_pe + t * s.k_pe_stride + (c - latent) * CHUNK, s.rope_whole);
@@ -113,121 +125,114 @@ template <uint32_t ROWS, int VALUE> __device__ inline void copy_rows(const sourc
         });
 }
 
-__device__ inline uint2 quantised(float v[EIGHT], const divisor &d)
+/* ---- conversions ---- */
+
+template <uint32_t TYPE> __device__ inline uint2 quantised(const eight &e, const divisor &d)
 {
+    float v[EIGHT];
+
+    unpack8<TYPE>(e, v);
 #pragma unroll
     for (int i = 0; i < EIGHT; i++)
         v[i] = divide(v[i], d);
     return pack8_e4m3(v);
 }
 
-template <uint32_t ROWS, uint32_t TYPE>
-__device__ inline void quantise_rows(const source &s, uint8_t *const *row, float scale)
+/* The scale of the tile that this lane has a part of; by all lanes. */
+__device__ inline float tile_scale(const eight &e)
 {
-    constexpr uint32_t bytes = EIGHT * (TYPE == KVS_VALUE_FP32 ? 4 : 2);
-    const divisor d = divisor_of(scale);
-
-    for_units<(ROWS * UNITS + ROWS_THREADS - 1) / ROWS_THREADS, eight>(
-        ROWS * UNITS,
-        [&](uint32_t i) {
-            const uint32_t t = i / UNITS, c = i % UNITS;
-
-            if (row[t] == nullptr)
-                return eight{};
-            return c < LATENT_UNITS
-                       ? load8<TYPE>(s.kv_c + t * s.kv_c_stride + c * bytes, s.latent_whole)
-                       : load8<TYPE>(s.k_pe + t * s.k_pe_stride + (c - LATENT_UNITS) * bytes, s.rope_whole);
-        },
-        [&](uint32_t i, const eight &e) {
-            float v[EIGHT];
-
-            if (row[i / UNITS] == nullptr)
-                return;
-            unpack8<TYPE>(e, v);
-            *reinterpret_cast<uint2 *>(row[i / UNITS] + i % UNITS * EIGHT) = quantised(v, d);
-        });
-}
-
-/* Half a warp has a tile.  A warp never has two rows. */
-__device__ inline void put_tile(uint8_t *row, uint32_t c, const eight &e)
-{
-    float amax = 0, scale, v[EIGHT];
+    float amax = 0, v[EIGHT];
 
     unpack8<KVS_VALUE_BF16>(e, v);
 #pragma unroll
     for (int i = 0; i < EIGHT; i++)
         amax = kvs_amax(amax, v[i]);
 #pragma unroll
-    for (int step = TILE_LANES / 2; step > 0; step /= 2)
+    for (int step = TILE / EIGHT / 2; step > 0; step /= 2)
         amax = kvs_amax(amax, __shfl_xor_sync(0xFFFFFFFFu, amax, step));
-    if (row == nullptr)
-        return;
-    scale = kvs_fp8_record_scale(amax);
-    *reinterpret_cast<uint2 *>(row + c * EIGHT) = quantised(v, divisor_of(scale));
-    if (c % TILE_LANES == 0)
-        *reinterpret_cast<float *>(row + SCALES_AT + c / TILE_LANES * 4) = scale;
+    return kvs_fp8_record_scale(amax);
 }
 
-template <uint32_t ROWS> __device__ inline void put_records(const source &s, uint8_t *const *row)
+/* Half h of the latent of a row (null: of none; the other lanes want this one in tile_scale all the same). */
+template <kind KIND, uint32_t TYPE>
+__device__ inline void put_half(uint8_t *row, int h, const eight &e, const divisor &whole)
 {
-    constexpr uint32_t n = ROWS * LATENT_UNITS / ROWS_THREADS, rope = ROPE * 2 / CHUNK;
-    eight e[n] = {};
+    const uint32_t lane = threadIdx.x % LANES, at = h * HALF + lane * EIGHT;
 
-#pragma unroll
-    for (uint32_t u = 0; u < n; u++) {
-        const uint32_t i = threadIdx.x + u * ROWS_THREADS, t = i / LATENT_UNITS;
+    if constexpr (KIND == FP8) {
+        if (row != nullptr)
+            *reinterpret_cast<uint2 *>(row + at) = quantised<TYPE>(e, whole);
+    } else {
+        const float scale = tile_scale(e);
 
-        if (row[t] != nullptr)
-            e[u] = load8<KVS_VALUE_BF16>(s.kv_c + t * s.kv_c_stride + i % LATENT_UNITS * CHUNK, s.latent_whole);
+        if (row == nullptr)
+            return;
+        *reinterpret_cast<uint2 *>(row + at) = quantised<TYPE>(e, divisor_of(scale));
+        if (at % TILE == 0)
+            *reinterpret_cast<float *>(row + SCALES_AT + at / TILE * sizeof scale) = scale;
     }
-    if (threadIdx.x < ROWS * rope && row[threadIdx.x / rope] != nullptr) {
-        const uint32_t t = threadIdx.x / rope, c = threadIdx.x % rope * CHUNK;
+}
 
-        *reinterpret_cast<uint4 *>(row[t] + ROPE_AT + c) = read16<2>(s.k_pe + t * s.k_pe_stride + c, s.rope_whole);
-    }
-#pragma unroll
-    for (uint32_t u = 0; u < n; u++) {
-        const uint32_t i = threadIdx.x + u * ROWS_THREADS;
-
-        put_tile(row[i / LATENT_UNITS], i % LATENT_UNITS, e[u]);
-    }
+__device__ inline uint8_t *row_of_lane(uint8_t *mine, uint32_t lane)
+{
+    return reinterpret_cast<uint8_t *>(__shfl_sync(0xFFFFFFFFu, reinterpret_cast<uint64_t>(mine), (int)lane));
 }
 
 template <kind KIND, uint32_t TYPE, unsigned LAYERS>
-__global__ void __launch_bounds__(ROWS_THREADS) write_kernel(const __grid_constant__ params<LAYERS> p)
+__global__ void __launch_bounds__(WARPS *LANES) convert_kernel(const __grid_constant__ params<LAYERS> p)
 {
-    constexpr uint32_t ROWS = rows_of(KIND);
-    __shared__ uint8_t *row[ROWS];
-    const source s = source_of<ROWS>(p);
+    constexpr uint32_t N = warp_rows(TYPE), bytes = EIGHT * (TYPE == KVS_VALUE_FP32 ? 4 : 2);
+    const uint32_t lane = threadIdx.x % LANES, rope_row = lane / ROPE_LANES, c = lane % ROPE_LANES;
+    const uint64_t first = ((uint64_t)blockIdx.x * WARPS + threadIdx.x / LANES) * N;
+    const source s = source_of(p);
+    uint8_t *const mine = lane < N ? find_row(p, first + lane) : nullptr;
+    uint8_t *row[N], *const rope_to = row_of_lane(mine, rope_row);
+    eight latent[N][HALVES] = {}, rope = {};
 
-    find_rows<ROWS>(p, row);
-    if constexpr (KIND == COPY)
-        copy_rows<ROWS, TYPE == KVS_VALUE_FP32 ? 4 : 2>(s, row);
-    else if constexpr (KIND == FP8)
-        quantise_rows<ROWS, TYPE>(s, row, p.a.scale[blockIdx.y]);
-    else
-        put_records<ROWS>(s, row);
+#pragma unroll
+    for (uint32_t r = 0; r < N; r++) {
+        row[r] = row_of_lane(mine, r);
+#pragma unroll
+        for (int h = 0; h < HALVES; h++)
+            if (row[r] != nullptr)
+                latent[r][h] =
+                    load8<TYPE>(s.kv_c + (first + r) * s.kv_c_stride + (h * LANES + lane) * bytes, s.latent_whole);
+    }
+    if (rope_to != nullptr)
+        rope = load8<TYPE>(s.k_pe + (first + rope_row) * s.k_pe_stride + c * bytes, s.rope_whole);
+    const divisor whole = divisor_of(KIND == FP8 ? p.a.scale[blockIdx.y] : 1.0f);
+
+#pragma unroll
+    for (uint32_t r = 0; r < N; r++)
+#pragma unroll
+        for (int h = 0; h < HALVES; h++)
+            put_half<KIND, TYPE>(row[r], h, latent[r][h], whole);
+    if (rope_to != nullptr && KIND == FP8)
+        *reinterpret_cast<uint2 *>(rope_to + LATENT + c * EIGHT) = quantised<TYPE>(rope, whole);
+    if (rope_to != nullptr && KIND == RECORD)
+        *reinterpret_cast<uint4 *>(rope_to + ROPE_AT + c * CHUNK) = rope.low;
 }
 
-template <unsigned LAYERS> using write_kernel_ptr = void (*)(params<LAYERS>);
+/* ---- launch ---- */
 
 template <unsigned LAYERS> struct entry {
     kind k;
-    uint32_t type;
-    write_kernel_ptr<LAYERS> kernel;
+    uint32_t type, threads, rows; /* of a thread block */
+    void (*kernel)(params<LAYERS>);
 };
 
-/* Both 2-byte types are copied by one kernel. */
+#define COPY_OF(type, value)                                                                                           \
+    {                                                                                                                  \
+        COPY, KVS_VALUE_##type, ROWS_THREADS, ROWS, copy_kernel<value, LAYERS>                                         \
+    }
+#define CONVERT(kind, type)                                                                                            \
+    {                                                                                                                  \
+        kind, KVS_VALUE_##type, WARPS *LANES, WARPS *warp_rows(KVS_VALUE_##type),                                      \
+            convert_kernel<kind, KVS_VALUE_##type, LAYERS>                                                             \
+    }
 template <unsigned LAYERS>
-const entry<LAYERS> KERNELS[] = {
-    {COPY, KVS_VALUE_BF16, write_kernel<COPY, KVS_VALUE_BF16, LAYERS>},
-    {COPY, KVS_VALUE_FP16, write_kernel<COPY, KVS_VALUE_BF16, LAYERS>},
-    {COPY, KVS_VALUE_FP32, write_kernel<COPY, KVS_VALUE_FP32, LAYERS>},
-    {FP8, KVS_VALUE_BF16, write_kernel<FP8, KVS_VALUE_BF16, LAYERS>},
-    {FP8, KVS_VALUE_FP16, write_kernel<FP8, KVS_VALUE_FP16, LAYERS>},
-    {FP8, KVS_VALUE_FP32, write_kernel<FP8, KVS_VALUE_FP32, LAYERS>},
-    {RECORD, KVS_VALUE_BF16, write_kernel<RECORD, KVS_VALUE_BF16, LAYERS>},
-};
+const entry<LAYERS> KERNELS[] = {COPY_OF(BF16, 2),   COPY_OF(FP16, 2),   COPY_OF(FP32, 4),     CONVERT(FP8, BF16),
+                                 CONVERT(FP8, FP16), CONVERT(FP8, FP32), CONVERT(RECORD, BF16)};
 
 kind kind_of(uint32_t format)
 {
@@ -245,17 +250,25 @@ template <unsigned LAYERS> kvs_status init(kvs_err *err)
     return KVS_OK;
 }
 
+template <unsigned LAYERS> const entry<LAYERS> &entry_of(uint32_t format, uint32_t type)
+{
+    const entry<LAYERS> *e = KERNELS<LAYERS>;
+
+    while (e->k != kind_of(format) || e->type != type) /* the check let nothing else through */
+        e++;
+    return *e;
+}
+
 template <unsigned LAYERS>
 kvs_status launch(const params<LAYERS> &p, uint32_t type, uint32_t n_layers, CUstream_st *stream, kvs_err *err)
 {
+    const entry<LAYERS> &e = entry_of<LAYERS>(p.a.view.format, type);
     unsigned blocks = 0;
-    const kvs_status s = rows_begin(p.a.n_tokens, rows_of(kind_of(p.a.view.format)), p.bad, stream, &blocks, err);
+    const kvs_status s = rows_begin(p.a.n_tokens, e.rows, p.bad, stream, &blocks, err);
 
     if (s != KVS_OK || blocks == 0 || n_layers == 0)
         return s;
-    for (const entry<LAYERS> &e : KERNELS<LAYERS>)
-        if (e.k == kind_of(p.a.view.format) && e.type == type)
-            e.kernel<<<dim3(blocks, n_layers), ROWS_THREADS, 0, stream>>>(p);
+    e.kernel<<<dim3(blocks, n_layers), e.threads, 0, stream>>>(p);
     return rows_end("mla_write launch", err);
 }
 

@@ -71,6 +71,7 @@ typedef struct pack_lane {
     pack_chunk flight[PACK_FLIGHT]; /* the oldest at `first` */
     uint32_t first, n_flying;
     uint32_t place, used; /* next staging slot; those in use, behind each other */
+    uint32_t in_a_row;    /* chunks since nothing was under way */
 } pack_lane;
 
 struct kvs_pack {

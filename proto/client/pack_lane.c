@@ -177,17 +177,24 @@ static kvs_status load_chunk(pack_lane *l, pack_chunk *k, kvs_err *err)
     return load_submit_hidden(&k->load, &k->request, left_ms(j), err);
 }
 
-/* As many blocks as may go together: of the first chunk fewer, so that the link has something to do soon. */
+static uint32_t less(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+/* As many blocks as may go together.  The link shall have something to do soon, and not much shall be left to do when it has
+ * brought the last bytes: a store's first chunks and a load's last ones are smaller. */
 static uint32_t chunk_size(const pack_lane *l, const pack_job *j)
 {
     const kvs_pack *p = l->pack;
     uint32_t n = j->n - j->issued, room = p->n_staging - l->used, run = p->n_staging - l->place, most = p->chunk;
+    uint32_t least = most / 4 > 0 ? most / 4 : 1;
 
-    if (l->n_flying == 0 && n > most && most > 1)
-        most /= 2;
-    n = n < most ? n : most;
-    n = n < room ? n : room;
-    return n < run ? n : run;
+    if (!l->load && l->in_a_row < 2)
+        most = least << l->in_a_row;
+    else if (l->load && n < 2 * most)
+        most = n / 2 > least ? n / 2 : least;
+    return less(less(n, most), less(room, run));
 }
 
 static void job_fail(pack_job *j, kvs_status s, const kvs_err *err)
@@ -204,11 +211,15 @@ static bool issue(pack_lane *l, pack_job *j)
 {
     pack_chunk *k = &l->flight[(l->first + l->n_flying) % PACK_FLIGHT];
     kvs_err err = {KVS_OK, ""};
-    uint32_t n = chunk_size(l, j);
+    uint32_t n;
     kvs_status s;
 
+    if (l->n_flying == 0)
+        l->in_a_row = 0;
+    n = chunk_size(l, j);
     if (n == 0 || l->n_flying == PACK_FLIGHT)
         return false;
+    l->in_a_row++;
     *k = (pack_chunk){.job = j, .at = j->issued, .n = n, .place = l->place};
     s = l->load ? load_chunk(l, k, &err) : store_chunk(l, k, &err);
     if (s != KVS_OK) {

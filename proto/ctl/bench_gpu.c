@@ -138,27 +138,49 @@ static void fractions(const rates *r, int way, double *ret)
 
 typedef struct sweep_row {
     const char *path;
-    bench_shape shape; /* n: most blocks; fewer if they are large */
+    enum { AS_IT_CHOOSES, BY_ENGINE, BY_KERNEL, ROUTES } route; /* of the daemon's movers */
+    bench_shape shape;                                          /* n: most blocks; fewer if they are large */
     bool in_quick;
 } sweep_row;
 
 #define DAEMON_SLOTS "daemon slots, whole blocks"
 #define OWN_BLOCKS   "engine memory, whole blocks"
 #define OWN_PAGES    "engine memory, one tensor a layer"
+#define PAGES_ENGINE "the same, by copy engine"
+#define PAGES_KERNEL "the same, by kernel"
 #define PACKED       "the same, packed by the client"
 enum { MOST = 6000, SWEEP_BYTES = 450 << 20 };
+static const char *const ROUTE_SETTINGS[ROUTES] = {"mover.path=auto", "mover.path=engine", "mover.path=kernel"};
 static const sweep_row SWEEP[] = {
-    {DAEMON_SLOTS, {BENCH_DAEMON, 1, 4, MOST}, false},    {DAEMON_SLOTS, {BENCH_DAEMON, 1, 16, MOST}, true},
-    {DAEMON_SLOTS, {BENCH_DAEMON, 1, 64, MOST}, true},    {DAEMON_SLOTS, {BENCH_DAEMON, 4, 64, MOST}, false},
-    {DAEMON_SLOTS, {BENCH_DAEMON, 16, 64, MOST}, false},  {DAEMON_SLOTS, {BENCH_DAEMON, 61, 64, MOST}, true},
-    {DAEMON_SLOTS, {BENCH_DAEMON, 227, 64, MOST}, false}, {OWN_BLOCKS, {BENCH_BLOCKS, 1, 64, MOST}, false},
-    {OWN_BLOCKS, {BENCH_BLOCKS, 16, 64, MOST}, false},    {OWN_BLOCKS, {BENCH_BLOCKS, 61, 64, MOST}, true},
-    {OWN_PAGES, {BENCH_PAGES, 61, 4, MOST}, false},       {OWN_PAGES, {BENCH_PAGES, 61, 16, MOST}, true},
-    {OWN_PAGES, {BENCH_PAGES, 61, 64, MOST}, true},       {OWN_PAGES, {BENCH_PAGES, 61, 256, MOST}, false},
-    {OWN_PAGES, {BENCH_PAGES, 16, 1024, MOST}, false},    {PACKED, {BENCH_PACK, 61, 4, MOST}, false},
-    {PACKED, {BENCH_PACK, 61, 16, MOST}, true},           {PACKED, {BENCH_PACK, 61, 64, MOST}, true},
-    {PACKED, {BENCH_PACK, 61, 256, MOST}, false},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 1, 4, MOST}, false},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 1, 16, MOST}, true},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 1, 64, MOST}, true},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 4, 64, MOST}, false},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 16, 64, MOST}, false},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 61, 64, MOST}, true},
+    {DAEMON_SLOTS, AS_IT_CHOOSES, {BENCH_DAEMON, 227, 64, MOST}, false},
+    {OWN_BLOCKS, AS_IT_CHOOSES, {BENCH_BLOCKS, 1, 64, MOST}, false},
+    {OWN_BLOCKS, AS_IT_CHOOSES, {BENCH_BLOCKS, 16, 64, MOST}, false},
+    {OWN_BLOCKS, AS_IT_CHOOSES, {BENCH_BLOCKS, 61, 64, MOST}, true},
+    {OWN_PAGES, AS_IT_CHOOSES, {BENCH_PAGES, 61, 4, MOST}, false},
+    {OWN_PAGES, AS_IT_CHOOSES, {BENCH_PAGES, 61, 16, MOST}, true},
+    {OWN_PAGES, AS_IT_CHOOSES, {BENCH_PAGES, 61, 64, MOST}, true},
+    {OWN_PAGES, AS_IT_CHOOSES, {BENCH_PAGES, 61, 256, MOST}, false},
+    {OWN_PAGES, AS_IT_CHOOSES, {BENCH_PAGES, 16, 1024, MOST}, false},
+    {PACKED, AS_IT_CHOOSES, {BENCH_PACK, 61, 4, MOST}, false},
+    {PACKED, AS_IT_CHOOSES, {BENCH_PACK, 61, 16, MOST}, true},
+    {PACKED, AS_IT_CHOOSES, {BENCH_PACK, 61, 64, MOST}, true},
+    {PACKED, AS_IT_CHOOSES, {BENCH_PACK, 61, 256, MOST}, false},
+    {PAGES_ENGINE, BY_ENGINE, {BENCH_PAGES, 61, 4, MOST}, false},
+    {PAGES_ENGINE, BY_ENGINE, {BENCH_PAGES, 61, 16, MOST}, false},
+    {PAGES_ENGINE, BY_ENGINE, {BENCH_PAGES, 61, 64, MOST}, false},
+    {PAGES_ENGINE, BY_ENGINE, {BENCH_PAGES, 61, 256, MOST}, false},
+    {PAGES_KERNEL, BY_KERNEL, {BENCH_PAGES, 61, 4, MOST}, false},
+    {PAGES_KERNEL, BY_KERNEL, {BENCH_PAGES, 61, 16, MOST}, false},
+    {PAGES_KERNEL, BY_KERNEL, {BENCH_PAGES, 61, 64, MOST}, false},
+    {PAGES_KERNEL, BY_KERNEL, {BENCH_PAGES, 61, 256, MOST}, false},
 };
+enum { N_SWEEP = sizeof SWEEP / sizeof *SWEEP };
 
 static void add_points(bench_list *l, const sweep_row *row, const bench_shape *shape, uint64_t slot_bytes, rates *r)
 {
@@ -180,45 +202,71 @@ static void add_points(bench_list *l, const sweep_row *row, const bench_shape *s
     }
 }
 
+static kvs_status sweep_one(bench_list *l, const sweep_row *row, const char *socket, bench_raw *raw, bool quick,
+                            kvs_err *err)
+{
+    bench_shape shape = row->shape;
+    uint64_t block = (uint64_t)shape.layers * shape.tokens * 1152, slot_bytes = 0;
+    rates r;
+    kvs_status s;
+
+    if (shape.n > SWEEP_BYTES / block)
+        shape.n = (uint32_t)(SWEEP_BYTES / block);
+    s = measure(&r, socket, &shape, raw, quick ? 3 : 7, &slot_bytes, err);
+    if (s == KVS_OK)
+        add_points(l, row, &shape, slot_bytes, &r);
+    return s;
+}
+
+/* A daemon a route, for its rows. */
 static kvs_status sweep(bench_list *l, bench_raw *raw, bool quick, kvs_err *err)
 {
-    static const char *const SETTINGS[] = {"pool.max_bytes=3GiB", "device.max_region_bytes=8GiB"};
-    private_daemon d = {0};
-    kvs_status s = private_start(&d, SETTINGS, 2, err);
+    kvs_status s = KVS_OK;
 
-    for (size_t i = 0; i < sizeof SWEEP / sizeof *SWEEP && s == KVS_OK; i++) {
-        bench_shape shape = SWEEP[i].shape;
-        uint64_t block = (uint64_t)shape.layers * shape.tokens * 1152, slot_bytes = 0;
-        rates r;
+    for (int route = 0; route < (quick ? 1 : ROUTES) && s == KVS_OK; route++) {
+        const char *const settings[] = {"pool.max_bytes=3GiB", "device.max_region_bytes=8GiB", ROUTE_SETTINGS[route]};
+        private_daemon d = {0};
 
-        if (quick && !SWEEP[i].in_quick)
-            continue;
-        if (shape.n > SWEEP_BYTES / block)
-            shape.n = (uint32_t)(SWEEP_BYTES / block);
-        s = measure(&r, d.socket, &shape, raw, quick ? 3 : 7, &slot_bytes, err);
-        if (s == KVS_OK)
-            add_points(l, &SWEEP[i], &shape, slot_bytes, &r);
+        s = private_start(&d, settings, 3, err);
+        for (int i = 0; i < N_SWEEP && s == KVS_OK; i++)
+            if ((int)SWEEP[i].route == route && (SWEEP[i].in_quick || !quick))
+                s = sweep_one(l, &SWEEP[i], d.socket, raw, quick, err);
+        private_stop(&d);
     }
-    private_stop(&d);
     return s;
 }
 
 /* ---- what was promised ---- */
 
-static void add_rates(bench_list *l, const bench_shape *shape, uint64_t slot_bytes, const char *how, const rates *r,
-                      double target)
+/* Of blocks in one place, moved by one setting of the daemon; NAN: nothing is promised. */
+typedef struct promise {
+    const char *what, *setting;
+    bench_shape shape;
+    double each, both;
+    bool in_quick;
+} promise;
+
+static const promise PROMISES[] = {
+    {"checksum on", "pool.checksum=true", {BENCH_DAEMON, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS}, 0.98, 0.96, true},
+    {"checksum on", "pool.checksum=true", {BENCH_DAEMON, SMALL_LAYERS, TOKENS, SMALL_BLOCKS}, 0.96, 0.96, true},
+    {"checksum off", "pool.checksum=false", {BENCH_DAEMON, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS}, 0.98, 0.96, false},
+    {"checksum off", "pool.checksum=false", {BENCH_DAEMON, SMALL_LAYERS, TOKENS, SMALL_BLOCKS}, 0.96, 0.96, false},
+    {"72 KiB pages by kernel", "mover.path=kernel", {BENCH_PAGES, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS}, 0.90, NAN, true},
+    {"18 KiB pages by kernel", "mover.path=kernel", {BENCH_PAGES, WHOLE_LAYERS, 16, SMALL_BLOCKS}, 0.86, NAN, true},
+};
+enum { N_PROMISES = sizeof PROMISES / sizeof *PROMISES };
+
+static void add_rates(bench_list *l, const promise *p, uint64_t slot_bytes, const rates *r)
 {
     for (int w = 0; w < WAYS; w++) {
         double f[MAX_ROUNDS], gbs[MAX_ROUNDS], plain[MAX_ROUNDS];
-        bench_figure *x;
+        bench_figure *x =
+            bench_add(l, "GB/s", true, w == BOTH ? p->both : p->each, "GPU: %s, %" PRIu32 " x %" PRIu64 " bytes, %s",
+                      w == BOTH ? "both at once" : WAY_NAMES[w], p->shape.n, slot_bytes, p->what);
 
         fractions(r, w, f);
         memcpy(gbs, r->gbs[w], sizeof gbs);
         memcpy(plain, r->raw[w], sizeof plain);
-        x = w == BOTH ? bench_add(l, "GB/s", true, 0.96, "GPU: LOAD and STORE at once, %" PRIu32 " x %" PRIu64 ", %s",
-                                  shape->n, slot_bytes, how)
-                      : bench_add(l, "GB/s", true, target, "GPU: %s, %" PRIu32 " x %" PRIu64 " bytes, %s", WAY_NAMES[w],
-                                  shape->n, slot_bytes, how);
         x->value = clock_percentile(gbs, (size_t)r->n, 50);
         x->plain = clock_percentile(plain, (size_t)r->n, 50);
         x->plain_is = w == BOTH ? "two raw copies" : "one raw copy";
@@ -226,23 +274,30 @@ static void add_rates(bench_list *l, const bench_shape *shape, uint64_t slot_byt
     }
 }
 
-static kvs_status promised(bench_list *l, bench_raw *raw, bool checksum, bool quick, kvs_err *err)
+/* Promises of one setting follow one another, and share a daemon. */
+static kvs_status promised(bench_list *l, bench_raw *raw, bool quick, kvs_err *err)
 {
-    static const bench_shape SHAPES[] = {{BENCH_DAEMON, WHOLE_LAYERS, TOKENS, WHOLE_BLOCKS},
-                                         {BENCH_DAEMON, SMALL_LAYERS, TOKENS, SMALL_BLOCKS}};
-    static const double TARGETS[] = {0.98, 0.96};
-    const char *const settings[] = {"pool.max_bytes=3GiB", checksum ? "pool.checksum=true" : "pool.checksum=false",
-                                    "device.max_region_bytes=8GiB"};
     private_daemon d = {0};
-    kvs_status s = private_start(&d, settings, 3, err);
+    const char *runs = "";
+    kvs_status s = KVS_OK;
 
-    for (int i = 0; i < 2 && s == KVS_OK; i++) {
+    for (int i = 0; i < N_PROMISES && s == KVS_OK; i++) {
+        const promise *p = &PROMISES[i];
+        const char *const settings[] = {"pool.max_bytes=3GiB", "device.max_region_bytes=8GiB", p->setting};
         uint64_t slot_bytes = 0;
         rates r;
 
-        s = measure(&r, d.socket, &SHAPES[i], raw, quick ? 5 : MAX_ROUNDS, &slot_bytes, err);
+        if (quick && !p->in_quick)
+            continue;
+        if (strcmp(runs, p->setting) != 0) {
+            private_stop(&d);
+            runs = p->setting;
+            s = private_start(&d, settings, 3, err);
+        }
         if (s == KVS_OK)
-            add_rates(l, &SHAPES[i], slot_bytes, checksum ? "checksum on" : "checksum off", &r, TARGETS[i]);
+            s = measure(&r, d.socket, &p->shape, raw, quick ? 5 : MAX_ROUNDS, &slot_bytes, err);
+        if (s == KVS_OK)
+            add_rates(l, p, slot_bytes, &r);
     }
     private_stop(&d);
     return s;
@@ -294,9 +349,7 @@ kvs_status bench_gpu(bench_list *l, bool quick, kvs_err *err)
     if (s == KVS_OK)
         s = bench_raw_open(&raw, err);
     if (s == KVS_OK)
-        s = promised(l, &raw, true, quick, err);
-    if (s == KVS_OK)
-        s = promised(l, &raw, false, quick, err);
+        s = promised(l, &raw, quick, err);
     if (s == KVS_OK)
         s = bench_latencies(l, &raw, quick, err);
     if (s == KVS_OK)

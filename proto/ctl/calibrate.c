@@ -322,7 +322,8 @@ int ctl_calibrate(const ctl *c)
                       "calibrate: for some seconds GPU and link are busy with this; what a daemon copies meanwhile "
                       "is slower, and falsifies the figures\n");
     s = calibrate_measure(&p, &t, &err);
-    progress_end();
+    if (p.on_step != NULL)
+        progress_end();
     if (s == KVS_OK) {
         (void)strftime(t.date, sizeof t.date, "%Y-%m-%d", gmtime_r(&now, &day));
         s = copy_table_write(folder, &t, &err);

@@ -381,6 +381,29 @@ DRIVER cuDeviceGetCount(int *ret)
     return OK;
 }
 
+DRIVER cuDeviceGetUuid_v2(void *ret, int device);
+DRIVER cuDeviceGetUuid_v2(void *ret, int device)
+{
+    (void)device;
+    CALLED();
+    memset(ret, 0x55, 16);
+    return OK;
+}
+
+/* The handle of memory is its address. */
+DRIVER cuIpcGetMemHandle(void *ret, CUdeviceptr p);
+DRIVER cuIpcGetMemHandle(void *ret, CUdeviceptr p)
+{
+    uint64_t base, bytes;
+
+    CALLED();
+    if (!memory_find(p, &base, &bytes, false))
+        return INVALID_VALUE;
+    memset(ret, 0, 64);
+    memcpy(ret, &base, sizeof base);
+    return OK;
+}
+
 DRIVER cuDevicePrimaryCtxRetain(void **ret, int device);
 DRIVER cuDevicePrimaryCtxRetain(void **ret, int device)
 {

@@ -156,8 +156,6 @@ static bool case_memset(device *d)
 
 /* ---- 004: cancelled, then used again ---- */
 
-static const device_how BY_ENGINE = {DEVICE_BY_ENGINE, 0};
-
 enum { AHEAD = 6 }; /* stores of RACE_BLOCKS in front of the one that is cancelled: some 16 ms */
 
 /* A store of one block that waits behind others; it is cancelled (or, to compare, not) and its slot written at once.
@@ -267,45 +265,57 @@ static void lane_close(lane *l)
 }
 
 /* No copies, one, two; entries without bytes alone and among others. */
-static bool case_023(device *d)
+static bool odd_counts(lane *l, device_how how)
 {
     static const size_t sizes[][3] = {{0, 0, 0}, {4096, 0, 0}, {4096, 4096, 0}, {0, 4096, 0}, {0, 0, 0}, {16, 0, 48}};
     static const size_t counts[] = {0, 1, 2, 3, 3, 3};
+    const device_ops *ops = l->d->ops;
     kvs_err err = {.msg = ""};
     uint8_t got[3 * 4096];
-    lane l;
 
-    if (!lane_open(&l, d, 4 * MiB))
-        return false;
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         device_copy c[3];
         uint64_t mark = 0;
 
-        memset(l.host, (int)(0x10 + i), sizeof got);
-        if (!set_device(l.dev, 0, sizeof got))
+        memset(l->host, (int)(0x10 + i), sizeof got);
+        if (!set_device(l->dev, 0, sizeof got))
             return false;
         for (size_t k = 0; k < 3; k++)
-            c[k] = sizes[i][k] > 0 ? (device_copy){l.dev + k * 4096, l.host + k * 4096, sizes[i][k]}
+            c[k] = sizes[i][k] > 0 ? (device_copy){l->dev + k * 4096, l->host + k * 4096, sizes[i][k]}
                                    : (device_copy){NULL, NULL, 0};
-        if (d->ops->copy(l.q, c, counts[i], BY_ENGINE, &mark, &err) != KVS_OK ||
-            d->ops->wait(l.q, mark, &err) != KVS_OK)
+        if (ops->copy(l->q, c, counts[i], how, &mark, &err) != KVS_OK || ops->wait(l->q, mark, &err) != KVS_OK)
             return GPU_FAIL("case %zu: %s", i, err.msg);
-        if (!from_device(got, l.dev, sizeof got))
+        if (!from_device(got, l->dev, sizeof got))
             return false;
         for (size_t k = 0; k < 3; k++)
             for (size_t b = 0; b < 4096; b++)
                 if (got[k * 4096 + b] != (b < sizes[i][k] && k < counts[i] ? 0x10 + i : 0))
                     return GPU_FAIL("case %zu: byte %zu of entry %zu is %02x", i, b, k, got[k * 4096 + b]);
     }
+    return true;
+}
+
+static const device_how HOWS[] = {{DEVICE_BY_ENGINE, 0}, {DEVICE_BY_KERNEL, 8}};
+
+static bool case_023(device *d)
+{
+    lane l;
+
+    if (!lane_open(&l, d, 4 * MiB))
+        return false;
+    for (int h = 0; h < 2; h++)
+        if (!odd_counts(&l, HOWS[h]))
+            return GPU_FAIL("by %s", h == 0 ? "engine" : "kernel");
     lane_close(&l);
     return true;
 }
 
 /* The stream is busy for 200 ms; 50 batches are queued behind that from one array of descriptors, each written over as
  * soon as the call is back. */
-static bool case_025(device *d)
+enum { BATCHES = 50, EACH = 4, SMALL = 4096 };
+
+static bool behind_a_stall(device *d, device_how how)
 {
-    enum { BATCHES = 50, EACH = 4, SMALL = 4096 };
     uint64_t big = gpu_subset() ? 16 * MiB : 512 * MiB, at = big, mark = 0;
     double began, queued;
     device_copy c[EACH];
@@ -319,7 +329,7 @@ static bool case_025(device *d)
     rnd_bytes(&r, l.host + at, BATCHES * EACH * SMALL);
     began = gpu_seconds();
     for (int i = 0; i < 20; i++)
-        if (d->ops->copy(l.q, &(device_copy){l.dev, l.host, big}, 1, BY_ENGINE, &mark, &err) != KVS_OK)
+        if (d->ops->copy(l.q, &(device_copy){l.dev, l.host, big}, 1, HOWS[0], &mark, &err) != KVS_OK)
             return GPU_FAIL("%s", err.msg);
     for (uint64_t b = 0; b < BATCHES; b++) {
         for (uint64_t i = 0; i < EACH; i++) {
@@ -327,7 +337,7 @@ static bool case_025(device *d)
 
             c[i] = (device_copy){l.dev + at + BATCHES * EACH * SMALL - SMALL - n, l.host + at + n, SMALL};
         }
-        if (d->ops->copy(l.q, c, EACH, BY_ENGINE, &mark, &err) != KVS_OK)
+        if (d->ops->copy(l.q, c, EACH, how, &mark, &err) != KVS_OK)
             return GPU_FAIL("%s", err.msg);
         memset(c, 0xee, sizeof c);
     }
@@ -341,6 +351,12 @@ static bool case_025(device *d)
     lane_close(&l);
     free(got);
     return true;
+}
+
+static bool case_025(device *d)
+{
+    return (behind_a_stall(d, HOWS[0]) || GPU_FAIL("by engine")) &&
+           (behind_a_stall(d, HOWS[1]) || GPU_FAIL("by kernel"));
 }
 
 /* ---- 024: very many pieces in one request ---- */

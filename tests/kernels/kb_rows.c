@@ -183,18 +183,41 @@ static kvs_status call_keys(kb *b, void *args, uint32_t turn, bool strided, kvs_
     return kvs_indexer_write_cuda(&w->a, NULL, b->stream, err);
 }
 
+/* Slots of a prompt: whole pages, in any order. */
+static int64_t *page_slots(kb *b, uint32_t n, uint32_t n_blocks)
+{
+    int64_t *host = malloc((size_t)n * sizeof *host), *dev;
+    const uint32_t first = (uint32_t)rnd_below(&b->r, n_blocks);
+    uint64_t prime = 10007;
+
+    if (host == NULL || n / KB_TOKENS > n_blocks)
+        kb_die("%u tokens in %u pages", n, n_blocks);
+    while (n_blocks % prime == 0)
+        prime += 2;
+    for (uint32_t i = 0; i < n; i++)
+        host[i] = (int64_t)((first + i / KB_TOKENS * prime) % n_blocks * KB_TOKENS + i % KB_TOKENS);
+    dev = kb_in(b, host, (uint64_t)n * sizeof *host);
+    free(host);
+    return dev;
+}
+
+/* Every token anywhere writes its scale, 4 bytes, into 32 of their own; those of a prompt share them. */
 static void run_indexer_write(kb *b)
 {
-    for (uint32_t i = 0; i < 4; i++) {
+    const uint32_t n_blocks = kb_n_blocks(b, KVS_FORMAT_indexer_fp8);
+
+    for (uint32_t i = 0; i < 8; i++) {
         const uint32_t n = N_ROWS[i % 2 * 2];
-        keys w = {.a = {.k_stride = 256, .n_tokens = n, .k_type = KVS_VALUE_BF16, .scale_kind = i / 2}};
+        const bool prompt = i >= 4;
+        keys w = {.a = {.k_stride = 256, .n_tokens = n, .k_type = KVS_VALUE_BF16, .scale_kind = i / 2 % 2}};
         kb_work work = {.op = "indexer_write", .call = call_keys, .args = &w, .turns = TURNS};
 
-        w.a.k = kb_alloc(b, (uint64_t)n * 256);
+        w.a.k = kb_random(b, (uint64_t)n * 256);
         for (int turn = 0; turn < TURNS; turn++)
-            w.slots[turn] = kb_slots(b, n, (uint64_t)kb_n_blocks(b, KVS_FORMAT_indexer_fp8) * KB_TOKENS);
+            w.slots[turn] = prompt ? page_slots(b, n, n_blocks) : kb_slots(b, n, (uint64_t)n_blocks * KB_TOKENS);
         work.bytes = (uint64_t)n * (256 + 132 + sizeof(int64_t));
-        (void)snprintf(work.shape, sizeof work.shape, "%s, %u tokens", i < 2 ? "fp32 scale" : "ue8m0 scale", n);
+        (void)snprintf(work.shape, sizeof work.shape, "%s, %u tokens%s", i / 2 % 2 == 0 ? "fp32" : "ue8m0", n,
+                       prompt ? ", whole pages" : "");
         kb_measure(b, &work);
     }
 }
@@ -223,7 +246,7 @@ static void run_blockwise_write(kb *b)
                      .a = {.x_stride = row, .n_tokens = n, .x_type = type}};
         kb_work work = {.op = "blockwise_write", .call = call_records, .args = &w, .turns = TURNS};
 
-        w.a.x = kb_alloc(b, (uint64_t)n * row);
+        w.a.x = kb_random(b, (uint64_t)n * row);
         for (int turn = 0; turn < TURNS; turn++)
             w.slots[turn] = kb_slots(b, n, (uint64_t)kb_n_blocks(b, w.format) * KB_TOKENS);
         work.bytes = (uint64_t)n * (row + kvs_format_row_bytes(w.format) + sizeof(int64_t));
@@ -285,8 +308,8 @@ static void run_kv_write(kb *b)
         kb_work work = {.op = "kv_write", .call = call_kv, .args = &w, .turns = TURNS};
 
         w.a.k.head_stride = w.a.v.head_stride = (uint64_t)DIM * w.value * (w.heads_first ? KB_TOKENS : 1);
-        w.a.k.src = (kvs_strided){kb_alloc(b, (uint64_t)n * HEADS * DIM * 2), HEADS * DIM * 2, DIM * 2};
-        w.a.v.src = (kvs_strided){kb_alloc(b, (uint64_t)n * HEADS * DIM * 2), HEADS * DIM * 2, DIM * 2};
+        w.a.k.src = (kvs_strided){kb_random(b, (uint64_t)n * HEADS * DIM * 2), HEADS * DIM * 2, DIM * 2};
+        w.a.v.src = (kvs_strided){kb_random(b, (uint64_t)n * HEADS * DIM * 2), HEADS * DIM * 2, DIM * 2};
         w.a.k.scale = w.a.v.scale = kb_in(b, &one, sizeof one);
         w.a.k.dim = w.a.v.dim = DIM;
         for (int turn = 0; turn < TURNS; turn++)
@@ -320,8 +343,8 @@ static void run_concat_q(kb *b)
         kvs_concat_q_args a = {.n_tokens = (uint32_t)n, .n_heads = (uint32_t)heads};
         kb_work work = {.op = "concat_q", .call = call_concat, .args = &a, .turns = 2, .no_view = true};
 
-        a.nope = (kvs_strided){kb_alloc(b, n * heads * 1024), heads * 1024, 1024};
-        a.pe = (kvs_strided){kb_alloc(b, n * heads * 128), heads * 128, 128};
+        a.nope = (kvs_strided){kb_random(b, n * heads * 1024), heads * 1024, 1024};
+        a.pe = (kvs_strided){kb_random(b, n * heads * 128), heads * 128, 128};
         a.out = (kvs_strided){kb_alloc(b, n * heads * 1152), heads * 1152, 1152};
         work.bytes = 2 * n * heads * 1152;
         (void)snprintf(work.shape, sizeof work.shape, "%u tokens x 128 heads", tokens[i]);

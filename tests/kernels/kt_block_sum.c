@@ -140,6 +140,22 @@ static bool every_length(kt *k)
     return true;
 }
 
+/* So many that each is summed at one go, and some of them long. */
+static bool many(kt *k)
+{
+    for (uint32_t tokens = 1; tokens <= 64; tokens *= 64) {
+        kt_shape s = kt_shape_plain(KVS_FORMAT_mla_bf16, 0, tokens, 7);
+        problem w;
+
+        s.n_layers = 2;
+        s.layer = 1;
+        make(k, &w, &s, false, k->where == KT_CPU ? 40 : 1500, true);
+        if (!run(k, &w))
+            return false;
+    }
+    return true;
+}
+
 static bool replayed(kt *k)
 {
     kt_shape s = kt_shape_plain(KVS_FORMAT_mla_bf16, 0, 16, 12);
@@ -178,6 +194,7 @@ static bool nothing(kt *k)
 
 static const kt_fixed fixed[] = {{"beyond 4 GiB", beyond_4_gib, true},
                                  {"every length", every_length, false},
+                                 {"many blocks", many, false},
                                  {"replayed with other blocks", replayed, false},
                                  {"no ids, no blocks", nothing, false}};
 

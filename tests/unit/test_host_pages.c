@@ -50,12 +50,13 @@ Test(host_pages, makes_them_and_keeps_their_content)
 
 Test(host_pages, mapping_ahead_allocates_nothing_and_stops_where_something_is_absent)
 {
-    kvs_pages_map(p, (uint64_t)PAGES * PAGE);
+    cr_assert_eq(kvs_pages_map(p, (uint64_t)PAGES * PAGE), 0);
     cr_assert_eq(kvs_pages_absent(p, (uint64_t)PAGES * PAGE), (uint64_t)PAGES * PAGE);
     cr_assert_eq(kvs_pages_make(p, 5000 * PAGE, NULL), KVS_OK);
-    kvs_pages_map(p, (uint64_t)PAGES * PAGE);
+    cr_assert_eq(kvs_pages_map(p, (uint64_t)PAGES * PAGE), 4096 * PAGE, "a window has all, the next one has not");
+    cr_assert_eq(kvs_pages_map(p + 100, 2000 * PAGE), 2000 * PAGE);
     cr_assert_eq(kvs_pages_absent(p, (uint64_t)PAGES * PAGE), (uint64_t)(PAGES - 5000) * PAGE);
     cr_assert_eq(munmap(p, (size_t)PAGES * PAGE), 0);
-    kvs_pages_map(p, (uint64_t)PAGES * PAGE); /* no memory at all any more */
-    kvs_pages_map(NULL, 5);
+    cr_assert_eq(kvs_pages_map(p, (uint64_t)PAGES * PAGE), 0, "no memory at all any more");
+    cr_assert_eq(kvs_pages_map(NULL, 5), 0);
 }

@@ -1180,7 +1180,7 @@ Test(mover, sleeps_while_nothing_waits)
     end();
 }
 
-/* Where a device is fast, a thread sleeps in short steps at first. */
+/* Where a device is fast, a thread looks out for the next job first. */
 Test(mover, sleeps_soon_after_a_job_of_a_fast_device)
 {
     dev.ops.depth = 2;

@@ -25,9 +25,9 @@ static kvs_status check(const kvs_view *v, const char *text)
 Test(view, finds_a_row_in_an_inner_layer)
 {
     /* The worked address of a pool of three layers, layer 1, slot id 70 at 64 tokens a page. */
-    kvs_view v = {page, 221184, 73728, 2, 64, 1152, KVS_FORMAT_mla_bf16};
+    kvs_view v = {NULL, 221184, 73728, 2, 64, 1152, KVS_FORMAT_mla_bf16};
 
-    v.base = page + 73728 % sizeof page;
+    v.base = (uint8_t *)(uintptr_t)0x1000; /* only computed with */
     cr_assert_eq((uintptr_t)kvs_view_row(&v, 1, 6, KVS_SITE_NONE) - (uintptr_t)v.base, 221184 + 6 * 1152);
 }
 

@@ -52,5 +52,6 @@ void pace_end(pace *p, const kvs_request *r, int64_t now)
         return;
     known = class_of(p, r->op, r->paced_bytes);
     took = (double)(now - r->sent_ns) / (double)r->paced_bytes;
-    *known = *known > 0 ? *known * 0.75 + took * 0.25 : took;
+    /* A quick one shows what can be; slow ones may have had company. */
+    *known = *known <= 0 || took < *known ? took : *known + (took - *known) / 8;
 }

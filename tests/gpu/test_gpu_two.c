@@ -243,7 +243,7 @@ static bool links(device *d)
 
     (void)d;
     for (int load = 0; load < 2 && good; load++) {
-        double one[GPUS][ROUNDS], both[ROUNDS], own[ROUNDS], alone[ROUNDS], sum;
+        double one[GPUS][ROUNDS], both[ROUNDS], own[ROUNDS], alone[ROUNDS], first, second, plain, through;
 
         for (int r = -1; r < ROUNDS && good; r++) {
             double v[5];
@@ -268,14 +268,16 @@ static bool links(device *d)
         }
         if (!good)
             break;
-        sum = median(one[0]) + median(one[1]);
+        first = median(one[0]);
+        second = median(one[1]);
+        plain = median(both);
+        through = median(own);
         (void)printf("      %s: raw %.1f and %.1f GB/s, both at once %.1f; %d blocks each through the daemon at once "
                      "%.1f: %.3f of the sum, %.3f of both at once\n",
-                     NAMES[load], one[0][ROUNDS / 2], one[1][ROUNDS / 2], median(both), MANY, median(own),
-                     own[ROUNDS / 2] / sum, own[ROUNDS / 2] / both[ROUNDS / 2]);
+                     NAMES[load], first, second, plain, MANY, through, through / (first + second), through / plain);
         if (load)
             (void)printf("      LOAD on one GPU alone: %.1f GB/s\n", median(alone));
-        fast = fast && own[ROUNDS / 2] >= 0.9 * both[ROUNDS / 2];
+        fast = fast && through >= 0.9 * plain;
     }
     good = good && (fast || GPU_FAIL("below 0.9 of both raw copies at once"));
     rank_close(&x[0]);

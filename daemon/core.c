@@ -98,7 +98,7 @@ static void grow_run(pinner_task *t)
     device *dev = host_of(c);
 
     c->grow_err.status = kvs_host_node_place(c->growing.address, c->growing.bytes, c->numa_node, &c->grow_err);
-    if (c->config->pool_numa_node < 0) /* nobody asked for it: a container that forbids it is no fault */
+    if (!c->node_is_asked_for) /* a container that forbids it is no fault */
         c->grow_err.status = KVS_OK;
     if (c->grow_err.status == KVS_OK)
         c->grow_err.status = dev->ops->host_register(dev, c->growing.address, c->growing.bytes, &c->grow_err);
@@ -491,6 +491,7 @@ static kvs_status take_devices(core *c, device *const *devs, uint32_t n, kvs_err
     }
     c->n_devices = n;
     c->numa_node = node_of_pool(c);
+    c->node_is_asked_for = c->config->pool_numa_node >= 0;
     return KVS_OK;
 }
 

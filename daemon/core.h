@@ -251,6 +251,7 @@ struct core {
     pinner_task grow;
     core_piece growing, *pieces; /* registered */
     int32_t numa_node;           /* that new pieces come from; KVS_NODE_ANY */
+    bool node_is_asked_for;      /* by the configuration, which the pinner's thread may not read */
     uint32_t n_pieces;
     bool is_growing, grow_failed;
     pinner_task drop; /* of a piece above the pool's size */

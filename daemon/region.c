@@ -180,11 +180,6 @@ static uint32_t pow2_at_least(uint32_t n)
     return p;
 }
 
-uint64_t region_metadata_bytes(uint32_t n_slots)
-{
-    return (uint64_t)n_slots * (sizeof(region_slot) + sizeof(region_use) + 8);
-}
-
 static kvs_status make_slots(region *g)
 {
     uint32_t n_buckets = pow2_at_least(g->n_slots), first_gen = 0;

@@ -103,7 +103,6 @@ kvs_status region_map_imported(const kvs_namespace *ns, uint32_t n_slots, const 
 /* An empty region without memory; kind and slots as given, generations start at a random number. */
 kvs_status region_create(region **ret, uint32_t kind, bool imported, uint32_t n_slots, uint64_t seed);
 void region_destroy(region *g); /* NULL is fine; memory and map: the map is freed, mem must be closed already */
-uint64_t region_metadata_bytes(uint32_t n_slots); /* what region_create will allocate, about */
 
 kvs_status region_sit(region *g, region_seat **ret);
 /* The peer leaves: its private slots are freed, its holds end.  True: it was the last seat. */

@@ -706,12 +706,12 @@ static kvs_status put_decode_call(call *k, const kvs_decode_call *from, kvs_err 
 }
 
 /* A mark, unless one of the calls has none. */
-static const kvs_mark *any_after(const kvs_decode_args *a)
+static const kvs_mark *any_after(const kvs_decode_call *calls, uint32_t n)
 {
-    for (uint32_t i = 1; i < a->n_calls; i++)
-        if (a->calls[i].after == NULL)
+    for (uint32_t i = 1; i < n; i++)
+        if (calls[i].after == NULL)
             return NULL;
-    return a->calls[0].after;
+    return calls[0].after;
 }
 
 static void put_i32s(wire_out *o, const int32_t *p, uint64_t n)
@@ -739,7 +739,7 @@ static kvs_status build_decode(call *k, kvs_request *r, const void *args, uint32
     if (s == KVS_OK && cells > UINT32_MAX)
         s = kvs_fail(err, KVS_E_LIMIT, "block_table: %u x %u entries", a->n_seqs, a->table_width);
     if (s == KVS_OK)
-        s = stream_settle(a->region, any_after(a), NULL, err);
+        s = stream_settle(a->region, any_after(a->calls, a->n_calls), NULL, err);
     if (s == KVS_OK)
         s = call_begin(k, a->ns->c, r, WIRE_DECODE,
                        WIRE_decode_req_BYTES + (uint64_t)a->n_calls * WIRE_decode_call_BYTES + (uint64_t)a->n_seqs * 4 +
@@ -783,6 +783,8 @@ static kvs_status build_extend(call *k, kvs_request *r, const void *args, uint32
     r->n = a->n_calls;
     if (s == KVS_OK && cells > UINT32_MAX)
         s = kvs_fail(err, KVS_E_LIMIT, "block_table: %u x %u entries", a->n_seqs, a->table_width);
+    if (s == KVS_OK)
+        s = stream_settle(a->region, any_after(a->calls, a->n_calls), NULL, err);
     if (s == KVS_OK)
         s = call_begin(k, a->ns->c, r, WIRE_EXTEND,
                        WIRE_extend_req_BYTES + (uint64_t)a->n_calls * WIRE_decode_call_BYTES +

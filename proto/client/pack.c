@@ -160,7 +160,7 @@ void packs_close(kvs_client *c, bool child)
 
 /* ---- jobs ---- */
 
-void pack_job_free(pack_job *j)
+static void job_free(pack_job *j)
 {
     if (j == NULL)
         return;
@@ -190,7 +190,7 @@ void pack_job_end(kvs_pack *p, pack_job *j, kvs_status s)
     client_wake_general(c);
     client_poke(c);
     (void)pthread_mutex_unlock(&c->mu);
-    pack_job_free(j);
+    job_free(j);
 }
 
 /* mu is held, the request is under way: its results are never written from here on. */
@@ -266,7 +266,7 @@ static kvs_status job_create(const kvs_pack_move *m, int64_t deadline, pack_job 
         j->status = calloc((size_t)m->n + 1, sizeof *j->status);
     }
     if (j == NULL || j->keys == NULL || j->blocks == NULL || j->status == NULL) {
-        pack_job_free(j);
+        job_free(j);
         return kvs_fail(err, KVS_E_NO_MEMORY, "pack: no memory for %u blocks", m->n);
     }
     j->n = m->n;
@@ -316,7 +316,7 @@ static kvs_status lane_wake(kvs_pack *p, bool load, int64_t deadline, kvs_err *e
     if (s == KVS_OK)
         s = request_create(&r, p->c, err);
     if (s != KVS_OK || r == NULL) {
-        pack_job_free(j);
+        job_free(j);
         return s;
     }
     r->pipelined = false; /* not for kvs_poll */
@@ -357,13 +357,13 @@ static kvs_status begin(kvs_pack *p, const kvs_pack_move *m, bool load, kvs_requ
     if (s == KVS_OK)
         s = request_create(&r, p->c, err);
     if (s != KVS_OK || r == NULL) {
-        pack_job_free(j);
+        job_free(j);
         return s;
     }
     s = order(p, m, load, j, err);
     if (s != KVS_OK) {
         request_destroy(r);
-        pack_job_free(j);
+        job_free(j);
         return s;
     }
     *ret = r;

@@ -91,6 +91,5 @@ void lane_close(pack_lane *l);
 
 /* The job has ended: its caller is told, and it is freed.  Lane's thread. */
 void pack_job_end(kvs_pack *p, pack_job *j, kvs_status s);
-void pack_job_free(pack_job *j);
 
 #endif

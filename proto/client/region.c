@@ -280,6 +280,7 @@ kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret,
     }
     s = call_ns(&k, ns, &id, err);
     if (s != KVS_OK) {
+        call_drop(&k);
         region_destroy(r);
         return s;
     }

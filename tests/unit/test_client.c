@@ -1,6 +1,7 @@
 /* libkvstride against a fake daemon that answers well, badly, late or never. */
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -876,6 +877,45 @@ Test(client, calls_a_region_stale_that_the_new_daemon_refuses)
     kvs_region_get(region, &info);
     cr_assert_eq(info.state, KVS_E_STALE);
     OK(kvs_region_close(region, 0, &err));
+    OK(kvs_ping(c, 0, &err));
+    finish(&f, c);
+}
+
+static bool refuse_namespaces(fake *f, fake_conn *c, frame *q)
+{
+    (void)f;
+    if (q->head.op != WIRE_OPEN)
+        return false;
+    fake_reply(c, q, KVS_E_NO_SPACE, NULL, 0);
+    return true;
+}
+
+/* An import of many handles is too long for the stack: what was allocated for it goes, too, when it is not sent. */
+Test(client, calls_a_namespace_stale_that_the_new_daemon_refuses)
+{
+    static const kvs_ipc ipc[KVS_REGION_MAX_FDS];
+    static const kvs_plane_map map = {.stride = 4096};
+    const kvs_import in = {.n_slots = 4,
+                           .memory = KVS_MEMORY_CUDA_IPC,
+                           .n_maps = 1,
+                           .maps = &map,
+                           .n_ipc = KVS_REGION_MAX_FDS,
+                           .ipc = ipc};
+    kvs_region *region;
+    fake f;
+    kvs_client *c = start(&f, NULL);
+    kvs_ns *ns = ns_of(c, "m");
+    size_t used;
+
+    fake_stop(&f);
+    f.hook = refuse_namespaces;
+    fake_start(&f);
+    OK(kvs_wait_up(c, 1, 0, &err));
+    used = mallinfo2().uordblks;
+    for (int i = 0; i < 1000; i++)
+        FAILS(KVS_E_STALE, kvs_region_import(ns, &in, &region, 0, &err));
+    cr_assert_lt(mallinfo2().uordblks, used + (1 << 20), "5 KiB of each are kept");
+    FAILS(KVS_E_STALE, kvs_region_create(ns, 0, 8, &region, 0, &err));
     OK(kvs_ping(c, 0, &err));
     finish(&f, c);
 }

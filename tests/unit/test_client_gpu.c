@@ -822,6 +822,37 @@ Test(client_gpu, a_request_without_mark_or_stream_waits_for_the_gpu)
     end(&e);
 }
 
+/* What it waits for shows by a wait that fails: nothing is sent then. */
+Test(client_gpu, computing_without_a_mark_waits_for_the_gpu)
+{
+    static engine e;
+    const kvs_mark now = KVS_MARK_NOW;
+    kvs_call_result results[2];
+    kvs_write_call rows = {0};
+    kvs_decode_call calls[2] = {{.after = &now}, {.after = NULL}}; /* one of them has a mark: that is not enough */
+    kvs_write_args w;
+    kvs_decode_args d;
+    kvs_extend_args x;
+    place p;
+
+    if (!begin(&e))
+        return;
+    p = place_of(&e);
+    w = (kvs_write_args){.ns = e.ns, .region = p.region, .n_calls = 1, .calls = &rows, .results = results};
+    gpu.fail("cuCtxSynchronize", 1, DEVICE);
+    FAILS(KVS_E_DEVICE, kvs_write(&w, 0, &err));
+    d = (kvs_decode_args){.ns = e.ns, .region = p.region, .n_calls = 2, .calls = calls, .results = results};
+    gpu.fail("cuCtxSynchronize", 1, DEVICE);
+    FAILS(KVS_E_DEVICE, kvs_decode(&d, 0, &err));
+    x = (kvs_extend_args){.ns = e.ns, .region = p.region, .n_calls = 2, .calls = calls, .results = results};
+    gpu.fail("cuCtxSynchronize", 1, DEVICE);
+    FAILS(KVS_E_DEVICE, kvs_extend(&x, 0, &err));
+    cr_assert_eq(atomic_load(&e.f.ops[WIRE_WRITE]) + atomic_load(&e.f.ops[WIRE_DECODE]) +
+                     atomic_load(&e.f.ops[WIRE_EXTEND]),
+                 0, "it was sent all the same");
+    end(&e);
+}
+
 Test(client_gpu, a_request_that_is_never_sent_lets_its_stream_go)
 {
     static engine e;

@@ -400,6 +400,22 @@ Test(adopt, frees_the_rows_of_an_extent_that_is_nobodys)
     end();
 }
 
+Test(adopt, keeps_the_size_of_extents_in_a_smaller_pool_that_asks_for_none)
+{
+    pool_config c = config_of(EXTENTS);
+
+    c.reserve_bytes = 4 * c.max_bytes; /* as the daemon does where nothing is configured */
+    cr_assert_eq(persist_open(&memory, "", -1, -1, NULL), KVS_OK);
+    fixture_init_with(&f, &c);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 2, 0, 0), 2);
+    c = (pool_config){.max_bytes = EXTENT * 3, .reserve_bytes = EXTENT * 12, .memory = &memory};
+    again_with(&c);
+    cr_assert(adoption()->adopted, "%s", adoption()->why);
+    cr_assert_eq(pool_extent_bytes(f.pool), EXTENT);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, 2), 2);
+    end();
+}
+
 Test(adopt, starts_cold_with_other_extents_or_another_cap)
 {
     pool_config c = config_of(EXTENTS);

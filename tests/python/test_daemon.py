@@ -100,6 +100,14 @@ class Sessions(WithDaemon):
         self.assertEqual(self.client.ping(), b"")
         self.assertEqual(self.other(self.daemon.admin).hello.is_admin, 1)
 
+    def test_hello_lists_the_devices_to_who_understands_them(self) -> None:
+        for features in (wire.FEATURE_DEVICES, wire.FEATURE_CUDA | wire.FEATURE_DEVICES, 2**64 - 1):
+            with Client(self.daemon.socket, features=features) as client:
+                self.assertEqual(client.hello.features & wire.FEATURE_DEVICES, wire.FEATURE_DEVICES)
+                self.assertEqual(client.hello.devices, (bytes(16),), "one, and it is the cpu device")
+                self.assertEqual(client.ping(b"still in step"), b"still in step")
+        self.assertEqual(self.client.hello.devices, ())
+
     def test_the_worked_session(self) -> None:
         client = self.client
         opened = client.open(mla_namespace("tiny", 2, 4, weights="rev1"))

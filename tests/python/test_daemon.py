@@ -20,6 +20,7 @@ from kvstride import (
     CancelledError, Client, DeadlineError, DecodeCall, Entry, Event, Format, Opened, PartialError, PlaneMap, Region,
     Slot, Status, StatusError, Sync, WriteCall, derive_chain, derive_key, make_memfd, mla_namespace, wire,
 )  # fmt: skip
+from kvstride.errors import KvstrideError
 from kvstride.wire import Op
 
 from support import PROTOCOL, ROOT, Daemon
@@ -107,6 +108,17 @@ class Sessions(WithDaemon):
                 self.assertEqual(client.hello.devices, (bytes(16),), "one, and it is the cpu device")
                 self.assertEqual(client.ping(b"still in step"), b"still in step")
         self.assertEqual(self.client.hello.devices, ())
+
+    def test_close_unmaps_the_rest_while_a_view_of_one_region_is_held(self) -> None:
+        client = Client(self.daemon.socket)
+        regions = [client.scratch_create(4096) for _ in range(3)]
+        view = regions[0].view(0, 16)
+        self.assertRaises(KvstrideError, client.close)
+        self.assertIsNone(client.counters)
+        for region in regions[1:]:
+            self.assertRaisesRegex(KvstrideError, "closed", region.view, 0, 16)
+        view.release()
+        client.close()
 
     def test_the_worked_session(self) -> None:
         client = self.client

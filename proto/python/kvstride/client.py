@@ -352,14 +352,21 @@ class Client:
 
     def close(self) -> None:
         """End the connection: leases, holds, private slots and waiting jobs go with it. Unmaps its regions and the
-        counter page. KvstrideError: the caller still holds a view of a region."""
+        counter page. KvstrideError: the caller still holds a view of a region; all else is unmapped, and a call after
+        its release unmaps that as well."""
         self._drop("closed")
-        regions, self._regions = self._regions, {}
-        for region in regions.values():
-            region.close()
+        failed: KvstrideError | None = None
+        for number, region in list(self._regions.items()):
+            try:
+                region.close()
+                del self._regions[number]
+            except KvstrideError as error:
+                failed = error
         if self.counters:
             self.counters.close()
             self.counters = None
+        if failed is not None:
+            raise failed
 
     # Namespaces and regions.
 

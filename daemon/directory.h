@@ -145,7 +145,8 @@ void directory_owner_gone(directory *d, uint64_t owner);
 uint64_t directory_expire(directory *d, uint64_t now_us);
 
 /* ---- residency ---- */
-/* OK also if it was; E_NOT_FOUND; E_NO_SPACE: with one more pin the others could no longer have their floors. */
+/* OK also if it was; E_NOT_FOUND; E_NO_SPACE: with one more pin the others could no longer have their floors; E_BUSY: its
+ * extent is being given away, and only a lease keeps it. */
 kvs_status directory_pin(directory *d, uint32_t ns, const uint8_t key[32]);
 kvs_status directory_unpin(directory *d, uint32_t ns, const uint8_t key[32]);
 /* E_BUSY: leased, or pinned; a key being written is doomed (OK), one being read goes now and its memory later. */

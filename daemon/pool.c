@@ -93,12 +93,10 @@ static bool fits(const pool *p, const table_geometry *had, char why[KVS_ERR_MSG_
     return true;
 }
 
-/* With no size of extents asked for, the one that the blocks are in will do. */
+/* With no size of extents asked for, the one that the blocks are in will do.  A pool that is smaller now keeps it, too. */
 static void keep_extent_size(pool_config *c, const table_geometry *had)
 {
-    uint64_t room = c->reserve_bytes > c->max_bytes ? c->reserve_bytes : c->max_bytes;
-
-    if (c->extent_bytes == 0 && had->extent_bytes <= c->max_bytes && had->extent_bytes * had->n_extents <= room &&
+    if (c->extent_bytes == 0 && had->extent_bytes != 0 && had->extent_bytes <= c->max_bytes &&
         c->max_bytes / had->extent_bytes <= MAX_EXTENTS)
         c->extent_bytes = had->extent_bytes;
 }

@@ -76,8 +76,8 @@ static bool keep_row(pool *p, pool_slot s, const pool_row *r)
     return false;
 }
 
-/* Rows [from, to) of an extent: memory that was written at some time. */
-static void scan_rows(pool *p, uint32_t e, uint32_t from, uint32_t to)
+/* Rows [from, to) of an extent: memory that was written at some time.  `bound`: they may hold blocks. */
+static void scan_rows(pool *p, uint32_t e, uint32_t from, uint32_t to, bool bound)
 {
     extent *x = &p->extents[e];
 
@@ -88,7 +88,7 @@ static void scan_rows(pool *p, uint32_t e, uint32_t from, uint32_t to)
         if (r->gen == 0 && r->state == POOL_FREE)
             continue; /* never taken */
         x->n_used = i + 1;
-        if (keep_row(p, s, r))
+        if (bound && keep_row(p, s, r))
             x->n[POOL_READY]++;
         else if (r->state != POOL_FREE)
             row_set_state(p, s, POOL_FREE, 0);
@@ -96,10 +96,10 @@ static void scan_rows(pool *p, uint32_t e, uint32_t from, uint32_t to)
 }
 
 /* Only pages that the file has: reading another would make it cost memory. */
-static void scan_extent(pool *p, uint32_t e)
+static void scan_extent(pool *p, uint32_t e, uint32_t n_rows, bool bound)
 {
     const uint64_t row = sizeof(pool_row), base = table_rows_offset() + (uint64_t)e * p->rows_per_extent * row;
-    const uint64_t end = base + p->extents[e].n_slots * row;
+    const uint64_t end = base + n_rows * row;
     uint64_t at = base;
 
     while (at < end) {
@@ -112,7 +112,7 @@ static void scan_extent(pool *p, uint32_t e)
         hole = lseek(p->memory->table_fd, (off_t)at, SEEK_HOLE);
         data = (off_t)at;
         at = hole > data && (uint64_t)hole < end ? (uint64_t)hole : end;
-        scan_rows(p, e, (uint32_t)(((uint64_t)data - base) / row), (uint32_t)((at - base + row - 1) / row));
+        scan_rows(p, e, (uint32_t)(((uint64_t)data - base) / row), (uint32_t)((at - base + row - 1) / row), bound);
     }
 }
 
@@ -132,15 +132,24 @@ static void list_free(pool *p, uint32_t e)
     }
 }
 
+/* An extent of nobody, or one that a smaller pool no longer has: all its rows are free, before it is bound anew and
+ * before a block's parent is looked for there. */
+static void clear_extent(pool *p, uint32_t e)
+{
+    scan_extent(p, e, p->rows_per_extent, false);
+    p->extents[e] = (extent){.layout = POOL_NONE};
+}
+
 static void adopt_extent(pool *p, uint32_t e)
 {
     extent *x = &p->extents[e];
     layout *l = &p->layouts[x->layout];
 
     if (e < p->n_limit)
-        scan_extent(p, e);
-    if (x->n[POOL_READY] ==
-        0) { /* also of an extent that a smaller pool no longer has: without it, its rows are nothing */
+        scan_extent(p, e, x->n_slots, true);
+    else
+        scan_extent(p, e, p->rows_per_extent, false);
+    if (x->n[POOL_READY] == 0) {
         table_put_extent(&p->table, e, TABLE_NONE, 0);
         *x = (extent){.layout = POOL_NONE};
         return;
@@ -168,5 +177,7 @@ void pool_adopt(pool *p)
     for (uint32_t e = 0; e < p->n_adoptable; e++)
         if (p->extents[e].layout != POOL_NONE)
             adopt_extent(p, e);
+        else
+            clear_extent(p, e);
     p->adoption.adopted = true;
 }

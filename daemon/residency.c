@@ -44,16 +44,22 @@ static bool may_pin(const directory *d, uint32_t ns)
 kvs_status directory_pin(directory *d, uint32_t ns, const uint8_t key[32])
 {
     pool_slot s = find_ready(d, ns, key);
+    const slot_info *i;
 
     if (s == POOL_NONE)
         return KVS_E_NOT_FOUND;
+    i = info_of(d, s);
+    if ((i->flags & SLOT_PINNED) != 0)
+        return KVS_OK;
+    if (directory_is_closing(d, s) && i->leases != 0)
+        return KVS_E_BUSY; /* it goes with its last lease */
     if (directory_is_closing(d, s)) {
         /* Its extent is being given away and a pin would stop that for ever: it goes now instead of a moment
          * later. */
         directory_take_away(d, s, WIRE_CAUSE_REBOUND);
         return KVS_E_NOT_FOUND;
     }
-    if ((info_of(d, s)->flags & SLOT_PINNED) == 0 && !may_pin(d, ns))
+    if (!may_pin(d, ns))
         return KVS_E_NO_SPACE;
     set_pin(d, s, true);
     return KVS_OK;
@@ -120,7 +126,8 @@ static void reset_slot(directory *d, const sweep *w, pool_slot s)
         w->sum->kept++;
     } else if (r->state == POOL_READY) {
         set_pin(d, s, false);
-        directory_take_away(d, s, is_told_at_once(d, w, r->ns) ? WIRE_CAUSE_NONE : WIRE_CAUSE_DROPPED);
+        if (r->state == POOL_READY) /* else the pin was all that kept it: its extent is being given away */
+            directory_take_away(d, s, is_told_at_once(d, w, r->ns) ? WIRE_CAUSE_NONE : WIRE_CAUSE_DROPPED);
         w->sum->dropped++;
     }
 }

@@ -609,8 +609,6 @@ static kvs_status run_all(bench *b)
         s = bench_lookup(b);
     if (s == KVS_OK && !b->c->quick)
         s = bench_idle(b);
-    if (s == KVS_OK && b->c->svg != NULL)
-        s = bench_svg(b->list, b->c->svg, &b->err);
     return s;
 }
 
@@ -646,9 +644,18 @@ int ctl_bench(const ctl *c)
     static bench_list list;
     bench b = {.c = c, .list = &list};
     kvs_status s;
+    int code;
 
     if (c->engine != NULL)
         return run_engine(c->engine);
+    if (c->svg != NULL && bench_svg_try(c->svg, &b.err) != KVS_OK)
+        return ctl_usage("bench: --svg: %s", b.err.msg);
     s = run_all(&b);
-    return s == KVS_OK ? show(&b) : ctl_fail(c, "bench", s, &b.err);
+    if (s != KVS_OK)
+        return ctl_fail(c, "bench", s, &b.err);
+    code = show(&b); /* first: no drawing is worth the figures */
+    if (c->svg == NULL || bench_svg(b.list, c->svg, &b.err) == KVS_OK)
+        return code;
+    (void)fprintf(stderr, "kvstridectl: bench: --svg: %s\n", b.err.msg);
+    return CTL_FAILED;
 }

@@ -56,5 +56,7 @@ void bench_put(const bench_list *l, json_writer *w); /* members of the object th
 
 /* bench_svg.c: readable on a light and on a dark page.  E_SYS names the file. */
 kvs_status bench_svg(const bench_list *l, const char *path, kvs_err *err);
+/* Could it be written?  Asked before minutes of measuring; changes nothing of a file that is there. */
+kvs_status bench_svg_try(const char *path, kvs_err *err);
 
 #endif

@@ -233,6 +233,15 @@ static void put_all(FILE *to, const bench_list *l)
     (void)fputs("</svg>\n", to);
 }
 
+kvs_status bench_svg_try(const char *path, kvs_err *err)
+{
+    FILE *f = fopen(path, "ae");
+
+    if (f == NULL || fclose(f) != 0)
+        return kvs_fail(err, KVS_E_SYS, "%.150s: %s", path, strerror(errno));
+    return KVS_OK;
+}
+
 kvs_status bench_svg(const bench_list *l, const char *path, kvs_err *err)
 {
     FILE *f = fopen(path, "we");

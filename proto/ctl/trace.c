@@ -8,7 +8,7 @@
 
 #include "config/json.h"
 
-enum { MAX_REQUESTS = 10000000, MAX_IDS_A_REQUEST = 1 << 20 };
+enum { MAX_REQUESTS = 10000000, MAX_IDS_A_REQUEST = 1 << 20, MAX_LINE_BYTES = MAX_IDS_A_REQUEST * 32 };
 
 typedef struct builder {
     trace *t;
@@ -82,6 +82,37 @@ static kvs_status add_line(builder *b, const char *line, size_t len, kvs_err *er
     return s == KVS_OK ? end_request(b, err) : s;
 }
 
+/* As getline, but a file that is no trace may be one line without an end.  *ret_len 0: the end of the file, or ferror. */
+static kvs_status read_line(FILE *f, char **line, size_t *cap, size_t *ret_len, kvs_err *err)
+{
+    size_t len = 0;
+    int c = 0;
+
+    while (c != '\n' && (c = getc_unlocked(f)) != EOF) {
+        if (len == *cap) {
+            size_t more = *cap != 0 ? *cap * 2 : 4096;
+            char *p = more <= MAX_LINE_BYTES ? realloc(*line, more) : NULL;
+
+            if (p == NULL)
+                return kvs_fail(err, KVS_E_CONFIG, "more than %zu bytes without an end", len);
+            *line = p;
+            *cap = more;
+        }
+        (*line)[len++] = (char)c;
+    }
+    *ret_len = len;
+    return KVS_OK;
+}
+
+static bool is_blank(const char *line, size_t len)
+{
+    size_t i = 0;
+
+    while (i < len && strchr(" \t\r\n", line[i]) != NULL && line[i] != '\0')
+        i++;
+    return i == len;
+}
+
 kvs_status trace_read(trace *ret, const char *path, kvs_err *err)
 {
     trace t = {0};
@@ -89,18 +120,20 @@ kvs_status trace_read(trace *ret, const char *path, kvs_err *err)
     kvs_err why = {0};
     kvs_status s = KVS_OK;
     char *line = NULL;
-    size_t cap = 0;
-    ssize_t len;
+    size_t cap = 0, len = 0;
     unsigned long n = 0;
     FILE *f = fopen(path, "r");
 
     if (f == NULL)
         return kvs_fail(err, KVS_E_CONFIG, "%.120s: %s", path, strerror(errno));
-    while (s == KVS_OK && (len = getline(&line, &cap, f)) >= 0) {
+    while (s == KVS_OK) {
         n++;
-        if (strspn(line, " \t\r\n") == (size_t)len)
+        s = read_line(f, &line, &cap, &len, &why);
+        if (s == KVS_OK && len == 0)
+            break;
+        if (s != KVS_OK || is_blank(line, len))
             continue;
-        s = b.t->n_requests < MAX_REQUESTS ? add_line(&b, line, (size_t)len, &why)
+        s = b.t->n_requests < MAX_REQUESTS ? add_line(&b, line, len, &why)
                                            : kvs_fail(&why, KVS_E_CONFIG, "more than %d requests", MAX_REQUESTS);
     }
     if (s == KVS_OK && ferror(f))

@@ -196,6 +196,17 @@ Test(ctl_odd, calls_a_daemon_unreachable_that_is_not_there_or_not_for_us)
     cr_assert_eq(unlink(d.admin), 0);
 }
 
+/* Not after the minutes that a bench takes, and without its figures. */
+Test(ctl_odd, says_at_once_that_the_plot_of_a_bench_cannot_be_written)
+{
+    static const char *const words[] = {"kvstridectl", "bench", "--quick", "--svg", "/nonexistent/x.svg", NULL};
+
+    run_words(words);
+    cr_assert_eq(o.code, CTL_USAGE, "%d: %s", o.code, o.err);
+    cr_assert_not_null(strstr(o.err, "/nonexistent/x.svg: No such file"), "%s", o.err);
+    cr_assert_str_empty(o.out, "%s", o.out);
+}
+
 Test(ctl_odd, gives_up_in_time_on_a_daemon_that_is_stopped)
 {
     uint64_t start;

@@ -20,6 +20,7 @@ from kvstride import (
     CancelledError, Client, DeadlineError, DecodeCall, Entry, Event, Format, Opened, PartialError, PlaneMap, Region,
     Slot, Status, StatusError, Sync, WriteCall, derive_chain, derive_key, make_memfd, mla_namespace, wire,
 )  # fmt: skip
+from kvstride.errors import KvstrideError
 from kvstride.wire import Op
 
 from support import PROTOCOL, ROOT, Daemon
@@ -99,6 +100,25 @@ class Sessions(WithDaemon):
         self.assertEqual(self.client.ping(b"hello"), b"hello")
         self.assertEqual(self.client.ping(), b"")
         self.assertEqual(self.other(self.daemon.admin).hello.is_admin, 1)
+
+    def test_hello_lists_the_devices_to_who_understands_them(self) -> None:
+        for features in (wire.FEATURE_DEVICES, wire.FEATURE_CUDA | wire.FEATURE_DEVICES, 2**64 - 1):
+            with Client(self.daemon.socket, features=features) as client:
+                self.assertEqual(client.hello.features & wire.FEATURE_DEVICES, wire.FEATURE_DEVICES)
+                self.assertEqual(client.hello.devices, (bytes(16),), "one, and it is the cpu device")
+                self.assertEqual(client.ping(b"still in step"), b"still in step")
+        self.assertEqual(self.client.hello.devices, ())
+
+    def test_close_unmaps_the_rest_while_a_view_of_one_region_is_held(self) -> None:
+        client = Client(self.daemon.socket)
+        regions = [client.scratch_create(4096) for _ in range(3)]
+        view = regions[0].view(0, 16)
+        self.assertRaises(KvstrideError, client.close)
+        self.assertIsNone(client.counters)
+        for region in regions[1:]:
+            self.assertRaisesRegex(KvstrideError, "closed", region.view, 0, 16)
+        view.release()
+        client.close()
 
     def test_the_worked_session(self) -> None:
         client = self.client

@@ -342,6 +342,80 @@ Test(adopt, keeps_what_lies_within_a_smaller_pool_and_gives_the_rest_back)
     end();
 }
 
+Test(adopt, uses_the_slots_that_a_smaller_pool_gave_up_when_it_has_grown_again)
+{
+    enum { KEPT = PER_EXTENT * (EXTENTS - 2), GIVEN_UP = PER_EXTENT * 2 };
+    pool_config c = config_of(EXTENTS - 2);
+
+    live(PER_EXTENT * EXTENTS);
+    c.reserve_bytes = EXTENT * EXTENTS;
+    again_with(&c);
+    cr_assert_eq(fixture_stats(&f).n_ready, KEPT);
+    cr_assert_eq(pool_resize(f.pool, EXTENT * EXTENTS, NULL), KVS_OK); /* by a reload */
+    for (void *at; pool_next_piece(f.pool, &at, &(uint64_t){0});)
+        pool_piece_usable(f.pool);
+    cr_assert_eq(fixture_store(&f, f.ns, 100, GIVEN_UP, 0, 0), GIVEN_UP);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, KEPT), KEPT);
+    again_with(&c);
+    c = config_of(EXTENTS); /* by a restart */
+    again_with(&c);
+    cr_assert_eq(fixture_store(&f, f.ns, 200, GIVEN_UP, 0, 0), GIVEN_UP);
+    end();
+}
+
+Test(adopt, finds_no_parent_in_what_a_smaller_pool_gave_up)
+{
+    enum { HEAD = 500, CHILD };
+    pool_config c = config_of(EXTENTS - 2);
+    const uint8_t *first;
+
+    live(PER_EXTENT * (EXTENTS - 2));
+    cr_assert_eq(fixture_store(&f, f.ns, HEAD, 1, 0, 0), 1); /* beyond what the next life has */
+    first = fixture_keys(1, 1);
+    cr_assert_eq(directory_drop(f.dir, f.ns, first), KVS_OK);
+    cr_assert_eq(fixture_store(&f, f.ns, CHILD, 1, 1, HEAD), 1);
+    again_with(&c);
+    cr_assert_not(fixture_has(&f, f.ns, HEAD));
+    cr_assert(fixture_has(&f, f.ns, CHILD));
+    fixture_admit(&f, f.ns, CHILD, 1, 1, 0); /* renews the chain above, as far as the rows know it */
+    cr_assert_eq(f.status[0], KVS_E_EXISTS);
+    end();
+}
+
+/* As an earlier version of the daemon left it: the extent is nobody's, and its rows say that they hold blocks. */
+Test(adopt, frees_the_rows_of_an_extent_that_is_nobodys)
+{
+    const uint64_t row = sizeof(pool_row), second = EXTENT / POOL_SLOT_MIN_BYTES;
+    pool_row r;
+
+    live(PER_EXTENT);
+    cr_assert_eq(pread(memory.table_fd, &r, row, (off_t)table_rows_offset()), row);
+    cr_assert_eq(r.state, POOL_READY);
+    for (uint64_t i = second; i < second + PER_EXTENT; i++)
+        cr_assert_eq(pwrite(memory.table_fd, &r, row, (off_t)(table_rows_offset() + i * row)), row);
+    again();
+    cr_assert_eq(fixture_stats(&f).n_ready, PER_EXTENT);
+    cr_assert_eq(fixture_store(&f, f.ns, 100, PER_EXTENT, 0, 0), PER_EXTENT);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, PER_EXTENT), PER_EXTENT);
+    end();
+}
+
+Test(adopt, keeps_the_size_of_extents_in_a_smaller_pool_that_asks_for_none)
+{
+    pool_config c = config_of(EXTENTS);
+
+    c.reserve_bytes = 4 * c.max_bytes; /* as the daemon does where nothing is configured */
+    cr_assert_eq(persist_open(&memory, "", -1, -1, NULL), KVS_OK);
+    fixture_init_with(&f, &c);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 2, 0, 0), 2);
+    c = (pool_config){.max_bytes = EXTENT * 3, .reserve_bytes = EXTENT * 12, .memory = &memory};
+    again_with(&c);
+    cr_assert(adoption()->adopted, "%s", adoption()->why);
+    cr_assert_eq(pool_extent_bytes(f.pool), EXTENT);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, 2), 2);
+    end();
+}
+
 Test(adopt, starts_cold_with_other_extents_or_another_cap)
 {
     pool_config c = config_of(EXTENTS);

@@ -147,6 +147,8 @@ Test(bench_list, the_plot_has_a_line_a_series_a_bar_a_ratio_and_no_broken_number
     cr_assert_eq(count(text, "<text"), count(text, "</text>"));
     cr_assert_eq(bench_svg(&list, "/nonexistent/x.svg", &err), KVS_E_SYS);
     cr_assert_not_null(strstr(err.msg, "/nonexistent/x.svg"));
+    cr_assert_eq(bench_svg(&list, "/dev/full", &err), KVS_E_SYS);
+    cr_assert_not_null(strstr(err.msg, "No space left"), "%s", err.msg);
 }
 
 Test(bench_list, the_table_says_what_was_missed)

@@ -112,6 +112,17 @@ Test(ctl_trace, refuses_a_zero_byte_in_a_line)
     cr_assert_not_null(strstr(err.msg, "line 2"), "%s", err.msg);
 }
 
+Test(ctl_trace, refuses_a_line_without_an_end)
+{
+    trace t;
+
+    cr_assert_eq(trace_read(&t, "/dev/zero", &err), KVS_E_CONFIG);
+    cr_assert_str_eq(err.msg, "/dev/zero, line 1: more than 33554432 bytes without an end");
+    cr_assert_eq(read_text(&t, "{\"hash_ids\": [1]}", 17), KVS_OK, "the last line needs none");
+    cr_assert_eq(t.n_blocks, 1);
+    trace_free(&t);
+}
+
 Test(ctl_trace, refuses_what_has_no_requests)
 {
     trace t;

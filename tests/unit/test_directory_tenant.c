@@ -362,6 +362,52 @@ Test(resize, waits_for_what_is_held_or_pinned)
     fixture_fini(&f);
 }
 
+Test(resize, a_reset_takes_pinned_and_leased_blocks_that_are_being_given_up)
+{
+    fixture f;
+    directory_lease lease;
+    directory_reset_result r;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 4 * EXTENT, .extent_bytes = EXTENT});
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 4 * PER_EXTENT, 0, 0), 4 * PER_EXTENT);
+    for (uint64_t id = PER_EXTENT + 1; id <= 4 * PER_EXTENT; id += 2)
+        cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(id, 1)), KVS_OK);
+    cr_assert_eq(fixture_reserve(&f, f.ns, 1, 4 * PER_EXTENT, 7, 1000, &lease), KVS_OK);
+    cr_assert_eq(lease.n_leased, 4 * PER_EXTENT);
+    resize(&f, 1);
+    cr_assert_eq(bytes_of(&f).giving_up, 3 * EXTENT);
+    directory_reset(f.dir, A, WIRE_NONE32, true, &r);
+    cr_assert_eq(r.leases, 1);
+    cr_assert_eq(r.kept, 0);
+    fixture_check(&f);
+    cr_assert_eq(bytes_of(&f).giving_up, 0);
+    cr_assert_eq(tenant(&f, A).used_bytes, 0);
+    cr_assert_eq(tenant(&f, A).pinned_bytes, 0);
+    fixture_fini(&f);
+}
+
+Test(resize, a_pin_of_a_block_that_is_being_given_up_changes_nothing_where_it_must_stay)
+{
+    fixture f;
+    directory_lease lease;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 2 * EXTENT, .extent_bytes = EXTENT});
+    for (uint64_t id = 1; id <= 2 * PER_EXTENT; id++)
+        cr_assert_eq(fixture_store(&f, f.ns, id, 1, 0, 0), 1);
+    cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(2 * PER_EXTENT, 1)), KVS_OK);
+    cr_assert_eq(fixture_reserve(&f, f.ns, 2 * PER_EXTENT - 1, 1, 7, 1000, &lease), KVS_OK);
+    resize(&f, 1);
+    cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(2 * PER_EXTENT, 1)), KVS_OK, "it is pinned");
+    cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(2 * PER_EXTENT - 1, 1)), KVS_E_BUSY, "it is leased");
+    cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(2 * PER_EXTENT - 2, 1)), KVS_E_NOT_FOUND);
+    fixture_check(&f);
+    cr_assert_eq(bytes_of(&f).giving_up, EXTENT);
+    cr_assert_eq(directory_release(f.dir, A, lease.id, NULL), KVS_OK);
+    cr_assert_eq(directory_unpin(f.dir, f.ns, fixture_keys(2 * PER_EXTENT, 1)), KVS_OK);
+    cr_assert_eq(bytes_of(&f).giving_up, 0);
+    fixture_fini(&f);
+}
+
 /* 98 blocks, 60 pinned, 20 being written: smaller than what is in use, then larger, then the pins go. */
 Test(resize, below_what_is_pinned_it_converges_as_the_pins_go)
 {

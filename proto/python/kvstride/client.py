@@ -44,7 +44,7 @@ _SPACE = socket.CMSG_SPACE(wire.MAX_FDS * 4)
 
 
 class Hello(NamedTuple):
-    """What the daemon grants; section 12, HELLO."""
+    """What the daemon grants; section 12, HELLO. `devices`: the UUID of each, by number, if feature 2 was asked for."""
 
     version: int
     is_admin: int
@@ -59,6 +59,7 @@ class Hello(NamedTuple):
     credit_bytes: int
     default_deadline_us: int
     max_deadline_us: int
+    devices: tuple[bytes, ...] = ()
 
 
 class Opened(NamedTuple):
@@ -295,7 +296,8 @@ class Client:
 
         `name`: shown to operators, at most 64 bytes; `timeout`: for connecting and HELLO together; `deadline`: of
         requests that name none, None: the daemon's default; `grace`: how long behind its deadline a reply may come
-        before the daemon counts as gone. AwayError: nobody there; StatusError: refused, as `E_VERSION`.
+        before the daemon counts as gone; `features`: `wire.FEATURE_*` bits. AwayError: nobody there; StatusError:
+        refused, as `E_VERSION`.
         """
         self._deadline, self._grace = deadline, grace
         self._reader = wire.FrameReader()
@@ -330,7 +332,7 @@ class Client:
                 self.counters = Counters(fds[0])
             finally:
                 _close_all(fds)
-            self.hello = Hello(*parsed.row)
+            self.hello = Hello(*parsed.row, tuple(d.uuid for d in parsed.arrays.get("device", ())))
         except BaseException:
             self.close()
             raise
@@ -350,14 +352,21 @@ class Client:
 
     def close(self) -> None:
         """End the connection: leases, holds, private slots and waiting jobs go with it. Unmaps its regions and the
-        counter page. KvstrideError: the caller still holds a view of a region."""
+        counter page. KvstrideError: the caller still holds a view of a region; all else is unmapped, and a call after
+        its release unmaps that as well."""
         self._drop("closed")
-        regions, self._regions = self._regions, {}
-        for region in regions.values():
-            region.close()
+        failed: KvstrideError | None = None
+        for number, region in list(self._regions.items()):
+            try:
+                region.close()
+                del self._regions[number]
+            except KvstrideError as error:
+                failed = error
         if self.counters:
             self.counters.close()
             self.counters = None
+        if failed is not None:
+            raise failed
 
     # Namespaces and regions.
 

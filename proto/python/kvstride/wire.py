@@ -24,6 +24,8 @@ HEADER_BYTES = 32
 MAX_FDS = 64
 MAX_MESSAGE = 255
 COUNTER_PAGE_BYTES = 8192
+FEATURE_CUDA, FEATURE_DEVICES = 1, 2
+"""Features of HELLO: regions are device memory of CUDA; the reply lists the devices."""
 COUNTERS = 256
 COUNTER_LIMIT = 1 << 62
 """Counter values stay below this."""
@@ -197,6 +199,18 @@ class Body:
         return Parsed(row, arrays)
 
 
+@dataclass(frozen=True)
+class _HelloRep(Body):
+    """The reply to HELLO, with the list of devices where both sides have feature 2."""
+
+    def unpack(self, data: bytes) -> Parsed:
+        if not HELLO_REP.unpack(data).features & FEATURE_DEVICES:
+            return super().unpack(data)
+        row, _ = super().unpack(data[: HELLO_REP.size])
+        _, arrays = HELLO_DEVICES_BODY.unpack(data[HELLO_REP.size :])
+        return Parsed(row, arrays)
+
+
 HEADER = Table("header", "magic:u32 op:u16 status:u16 id:u64 body_len:u32 n_fds:u16 reserved:u16 deadline_us:u64")
 REPLY_HEAD = Table("reply_head", "msg_len:u32 reserved:u32")
 HELLO_REQ = Table("hello_req", "version_min:u16 version_max:u16 pid:u32 features:u64 name_len:u32 reserved:u32")
@@ -339,7 +353,7 @@ REQUESTS: dict[Op, Body | None] = {
 """Bodies of requests; None: plain bytes (OPEN: a description, PING: anything)."""
 
 REPLIES: dict[Op, Body | None] = {
-    Op.HELLO: Body(HELLO_REP),
+    Op.HELLO: _HelloRep(HELLO_REP),
     Op.OPEN: Body(OPEN_REP),
     Op.REGION_CREATE: _REGION_REP_BODY,
     Op.REGION_ATTACH: _REGION_REP_BODY,
@@ -369,6 +383,7 @@ REPLIES: dict[Op, Body | None] = {
 }
 """Payloads of replies, behind the message; None: plain bytes."""
 
+HELLO_DEVICES_BODY = Body(HELLO_DEVICES, (Array("device", DEVICE_ENTRY, _n("n_devices")),))
 EVENT_BODY = Body(EVENT, (Array("item", EVENT_ITEM, _n("n")),))
 
 

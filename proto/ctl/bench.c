@@ -13,6 +13,7 @@
 #include "proto/ctl/ctl.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
@@ -629,6 +630,17 @@ static int show(const bench *b)
     return ctl_put(w, CTL_OK);
 }
 
+/* Minutes of measuring are not to end with a file that cannot be written. */
+static kvs_status try_file(const char *path, kvs_err *err)
+{
+    FILE *f = fopen(path, "ae");
+
+    if (f == NULL)
+        return kvs_fail(err, KVS_E_CONFIG, "%.150s: %s", path, strerror(errno));
+    (void)fclose(f);
+    return KVS_OK;
+}
+
 static int run_engine(const char *work)
 {
     kvs_err err = {0};
@@ -649,6 +661,8 @@ int ctl_bench(const ctl *c)
 
     if (c->engine != NULL)
         return run_engine(c->engine);
-    s = run_all(&b);
+    s = c->svg != NULL ? try_file(c->svg, &b.err) : KVS_OK;
+    if (s == KVS_OK)
+        s = run_all(&b);
     return s == KVS_OK ? show(&b) : ctl_fail(c, "bench", s, &b.err);
 }

@@ -40,6 +40,27 @@ with Client(sys.argv[1], name="second") as client:
 """
 
 
+class Readme(unittest.TestCase):
+    """What the README shows runs and says what it says."""
+
+    def test_programs(self) -> None:
+        daemon = Daemon()
+        self.addCleanup(daemon.stop)
+        text = (ROOT / "proto" / "python" / "README.md").read_text()
+        programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        said = []
+        for program in programs:
+            program = program.replace("/run/kvstrided/kvstrided.sock", daemon.socket)
+            run = subprocess.run(
+                [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT / "proto" / "python")},
+                capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            self.assertEqual(run.returncode, 0, run.stderr)
+            said.append(run.stdout.splitlines())
+        self.assertEqual(said[0], ["2"])
+        self.assertAlmostEqual(float(said[1][-1]), math.log(4), places=6)
+
+
 class WithDaemon(unittest.TestCase):
     """One daemon a class; a client and a namespace a test."""
 
@@ -173,6 +194,7 @@ class Copies(WithDaemon):
         with self.assertRaises(PartialError) as caught:
             self.client.load_buffers(self.opened, region, KEYS[:4], [*out, bytearray(self.opened.slot_bytes)])
         self.assertEqual([r.status for r in caught.exception.results], [0, 0, 0, Status.E_NOT_FOUND])
+        self.assertEqual(str(caught.exception), "LOAD: E_PARTIAL: 1 of 4 failed, the first is [3]: E_NOT_FOUND")
         self.assertEqual(len(self.client.slot_take(region, 4)), 4)  # Nothing is held any more.
 
     def test_private_slots_and_keep(self) -> None:

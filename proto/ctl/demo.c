@@ -1,13 +1,14 @@
 /* The whole idea in a minute: a daemon, two engine processes, one pool.
  *
- *   engine A: writes the latents of a prompt through a slot mapping, decodes first, middle and last layer, is judged by an
- *             fp64 reference, stores the blocks -- and is killed with SIGKILL.
+ *   engine A: writes the latents of a prompt through a slot mapping, decodes first, middle and last layer, is judged by
+ *             an fp64 reference, stores the blocks -- and is killed with SIGKILL.  Whatever is decoded over the socket is
+ *             decoded in the engine's own process as well, on the same slots: the bits are equal.
  *   engine B: finds the prefix, loads it into other slots, decodes the same layers and must get the same bits -- also
  *             after a restart of the daemon, of blocks that have stayed on the device.
  *   replay:   a generated trace of chats, every loaded byte verified.
  *
  * The two engines are forked from this process and report through one shared page range; everything else they do goes
- * over the socket, as it would from any program. */
+ * over the socket, or to memory that came over it, as it would from any program. */
 #include "proto/ctl/ctl.h"
 
 #include <errno.h>
@@ -29,6 +30,7 @@
 #include "kernels/mla_oracle.h"
 #include "kernels/numeric.h"
 #include "proto/ctl/clock.h"
+#include "proto/ctl/in_process.h"
 #include "proto/ctl/private.h"
 #include "proto/ctl/render.h"
 #include "proto/ctl/replay.h"
@@ -59,6 +61,7 @@ typedef struct board {
     char failure[200];
     oracle_verdict verdict[JUDGED];
     uint8_t out[JUDGED][OUT_BYTES], lse[JUDGED][LSE_BYTES];
+    uint32_t n_in_process, kernel; /* decodes in both ways with equal bits; by which kernel (enum kvs_kernel_id) */
     uint32_t hits;
     uint64_t moved_bytes;
     double store_gbs, load_gbs, memcpy_gbs, load_ratio;
@@ -74,20 +77,24 @@ typedef struct engine {
     uint8_t *scratch_dev;           /* NULL: host memory is the region itself */
     uint8_t *image;                 /* BLOCKS blocks of host memory */
     client_cuda_lane *lane;
+    in_process *here;
     uint64_t slot_bytes;
     kvs_slot slots[SLOTS];
     uint8_t keys[BLOCKS][KVS_KEY_BYTES];
     kvs_plane planes[LAYERS];
+    kvs_namespace desc; /* of ns */
 } engine;
 
-/* The scratch region: rows of every layer, then one layer's queries, output and LSE. */
+/* The scratch region: rows of every layer, then one layer's queries, output and LSE, and those of this process. */
 enum {
     ROWS_BYTES = LAYERS * PROMPT * ROW,
     Q_NOPE_AT = ROWS_BYTES,
     Q_PE_AT = Q_NOPE_AT + HEADS * LATENT * 2,
     OUT_AT = Q_PE_AT + HEADS * ROPE * 2,
     LSE_AT = OUT_AT + OUT_BYTES,
-    SCRATCH_BYTES = LSE_AT + LSE_BYTES,
+    HERE_OUT_AT = LSE_AT + LSE_BYTES,
+    HERE_LSE_AT = HERE_OUT_AT + OUT_BYTES,
+    SCRATCH_BYTES = HERE_LSE_AT + LSE_BYTES,
 };
 
 static uint64_t next(uint64_t *seed)
@@ -178,7 +185,6 @@ static kvs_status open_memory(engine *e, void *scratch, kvs_err *err)
 static kvs_status engine_open(engine *e, kvs_err *err)
 {
     kvs_options o = KVS_OPTIONS_INIT;
-    kvs_namespace desc;
     kvs_region_info info;
     void *at = NULL;
     uint64_t bytes;
@@ -191,9 +197,10 @@ static kvs_status engine_open(engine *e, kvs_err *err)
     o.timeout_ms = CALL_MS;
     if ((s = kvs_connect(&e->client, &o, err)) != KVS_OK)
         return s;
-    if ((s = kvs_namespace_mla("deepseek-v3", "demo", KVS_FORMAT_mla_bf16, LAYERS, PAGE_TOKENS, e->planes, &desc, err)))
+    if ((s = kvs_namespace_mla("deepseek-v3", "demo", KVS_FORMAT_mla_bf16, LAYERS, PAGE_TOKENS, e->planes, &e->desc,
+                               err)) != KVS_OK)
         return s;
-    if ((s = kvs_open(e->client, &desc, &e->ns, 0, err)) != KVS_OK)
+    if ((s = kvs_open(e->client, &e->desc, &e->ns, 0, err)) != KVS_OK)
         return s;
     if ((s = kvs_region_create(e->ns, 0, SLOTS, &e->region, 0, err)) != KVS_OK)
         return s;
@@ -208,6 +215,8 @@ static kvs_status engine_open(engine *e, kvs_err *err)
         return s;
     if ((s = open_memory(e, at, err)) != KVS_OK)
         return s;
+    if ((s = in_process_open(&e->here, e->client, e->region, err)) != KVS_OK)
+        return s;
     if ((s = kvs_slot_take(e->region, SLOTS, e->slots, 0, err)) != KVS_OK)
         return s;
     for (uint32_t b = 0; b < BLOCKS && s == KVS_OK; b++) {
@@ -217,6 +226,35 @@ static kvs_status engine_open(engine *e, kvs_err *err)
         memcpy(parent, e->keys[b], sizeof parent);
     }
     return s;
+}
+
+/* The decode that came over the socket, now in this process, to another place: the bits must be the same. */
+static kvs_status decode_here(engine *e, const kvs_decode_args *over, kvs_err *err)
+{
+    const kvs_call_result *there = &over->results[0];
+    kvs_call_result here = {KVS_OK, 0, 0, 0};
+    kvs_decode_call call = over->calls[0];
+    kvs_decode_args a = *over;
+    kvs_status s;
+
+    call.out.offset = HERE_OUT_AT;
+    call.lse.offset = HERE_LSE_AT;
+    a.calls = &call;
+    a.results = &here;
+    if ((s = in_process_decode(e->here, &e->desc, &a, err)) != KVS_OK)
+        return s;
+    if ((s = pull(e, HERE_OUT_AT, OUT_BYTES + LSE_BYTES, err)) != KVS_OK)
+        return s;
+    if (here.kernel != there->kernel || here.parts != there->parts || here.bad != there->bad)
+        return kvs_fail(err, KVS_E_CORRUPT,
+                        "layer %u: kernel %u, %u parts in-process, kernel %u, %u parts over the socket", call.plane,
+                        here.kernel, here.parts, there->kernel, there->parts);
+    if (memcmp(e->scratch_at + HERE_OUT_AT, e->scratch_at + OUT_AT, OUT_BYTES) != 0 ||
+        memcmp(e->scratch_at + HERE_LSE_AT, e->scratch_at + LSE_AT, LSE_BYTES) != 0)
+        return kvs_fail(err, KVS_E_CORRUPT, "layer %u: in-process, not the bits that came over the socket", call.plane);
+    e->b->kernel = here.kernel;
+    e->b->n_in_process++;
+    return KVS_OK;
 }
 
 /* One query of HEADS heads over the prompt in layer JUDGED_LAYERS[j], in blocks slots[first..]. */
@@ -241,12 +279,14 @@ static kvs_status decode(engine *e, uint32_t j, uint32_t first, kvs_err *err)
     a.calls = &call;
     a.results = &result;
     fill_normal(e->scratch_at + Q_NOPE_AT, HEADS * (LATENT + ROPE), 0.5f, 1000 + j);
-    memset(e->scratch_at + OUT_AT, 0xff, OUT_BYTES + LSE_BYTES);
+    memset(e->scratch_at + OUT_AT, 0xff, SCRATCH_BYTES - OUT_AT);
     if ((s = push(e, Q_NOPE_AT, SCRATCH_BYTES - Q_NOPE_AT, err)) != KVS_OK)
         return s;
     if ((s = kvs_decode(&a, CALL_MS, err)) != KVS_OK)
         return s;
-    return pull(e, OUT_AT, OUT_BYTES + LSE_BYTES, err);
+    if ((s = pull(e, OUT_AT, OUT_BYTES + LSE_BYTES, err)) != KVS_OK)
+        return s;
+    return decode_here(e, &a, err);
 }
 
 /* Judge what lies in the scratch region by the rows as they were before they went through the pool. */
@@ -524,6 +564,11 @@ static const char *ok(void)
     return isatty(STDOUT_FILENO) ? "\033[32mok\033[0m" : "ok";
 }
 
+static const char *kernel_name(const board *b)
+{
+    return b->kernel == KVS_KERNEL_MLA_DECODE_MMA ? "CUDA" : "C";
+}
+
 static const char *const SETTINGS[] = {"pool.max_bytes=384MiB", "pool.extent_bytes=64MiB"};
 enum { N_SETTINGS = sizeof SETTINGS / sizeof *SETTINGS };
 
@@ -561,6 +606,8 @@ static bool engines(const ctl *c, board *b, private_daemon *d)
     for (uint32_t j = 0; j < JUDGED; j++)
         say(c, "  %s  layer %-2u against fp64: cosine distance %.1e, error %.3f of RMS, LSE %.1e\n", ok(),
             JUDGED_LAYERS[j], b->verdict[j].cosine, b->verdict[j].max_error, b->verdict[j].lse);
+    say(c, "  %s  layers %u, %u and %u in-process, by the same %s kernel: the same bits as over the socket\n", ok(),
+        JUDGED_LAYERS[0], JUDGED_LAYERS[1], JUDGED_LAYERS[2], kernel_name(b));
     say(c, "  %s  killed with SIGKILL\nengine B   looks the prefix up, loads it into other slots, decodes\n", ok());
     pid = start_engine(b, socket, false);
     if (pid < 0 || !serve_engine_b(b, pid, d))
@@ -605,6 +652,8 @@ static int put_summary(const board *b, const replay_result *r, double seconds)
     json_put_double(w, "decode_cosine_distance", v.cosine);
     json_put_double(w, "decode_error_rms", v.max_error);
     json_put_double(w, "decode_lse_error", v.lse);
+    json_put_string(w, "decode_kernel", kernel_name(b));
+    json_put_u64(w, "decodes_in_process", b->n_in_process);
     json_put_u64(w, "replay_requests", r->requests);
     json_put_double(w, "replay_hit_rate", hit_rate(r));
     json_put_u64(w, "replay_mismatches", r->mismatches);

@@ -805,11 +805,13 @@ Test(ctl_demo, verifies_everything_and_marks_it_on_a_terminal)
 
     RUNS(0, "demo");
     SAYS(out, "Everything was verified");
+    SAYS(out, "in-process, by the same");
     cr_assert_null(strchr(ran.out, '\033'), "colours without a terminal");
     RUNS(0, "demo --json");
     j = answer();
     cr_assert(json_bool(member(j, "verified")));
     cr_assert_eq(number(j, "hits"), 5);
+    cr_assert_eq(number(j, "decodes_in_process"), 9, "three layers each: engine A, engine B, after the restart");
     cr_assert_eq(number(j, "replay_mismatches"), 0);
     json_destroy(j);
     cr_assert_eq(run_on_terminal("demo", text, sizeof text), 0);

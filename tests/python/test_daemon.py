@@ -40,8 +40,24 @@ with Client(sys.argv[1], name="second") as client:
 """
 
 
-class Readme(unittest.TestCase):
-    """What the README shows runs and says what it says."""
+class Pages(unittest.TestCase):
+    """What README.md and PROTOCOL.md show is what happens."""
+
+    def test_hello_of_the_worked_session(self) -> None:
+        daemon = Daemon()
+        self.addCleanup(daemon.stop)
+        dumps = dict(re.findall(r"```hex (hello_re[qp])\n(.*?)```", PROTOCOL.read_text(), re.DOTALL))
+        request, wanted = (
+            bytearray.fromhex("".join(line[4:] for line in dumps[name].splitlines())) for name in ("hello_req", "hello_rep")
+        )
+        with socket.socket(socket.AF_UNIX) as stream:
+            stream.settimeout(10)
+            stream.connect(daemon.socket)
+            stream.sendall(request)
+            got = bytearray(stream.recv(len(wanted), socket.MSG_WAITALL))
+        for frame in (got, wanted):
+            frame[56:80] = bytes(24)  # boot id and number of the connection
+        self.assertEqual(got.hex(" ", 8), wanted.hex(" ", 8))
 
     def test_programs(self) -> None:
         daemon = Daemon()

@@ -145,7 +145,7 @@ static void print_range(const option *o, FILE *to)
         fprintf(to, "%sabsolute, 1..%d bytes", o->min == 0 ? "none, or " : "", (int)OPTION_PATH_MAX);
         return;
     case OPTION_NAME:
-        fprintf(to, "1..%" PRId64 " of `a-z0-9_-`", o->max);
+        fprintf(to, "1..%" PRId64 " of `a-z0-9_-`, the first a letter", o->max);
         return;
     case OPTION_UIDS:
         fprintf(to, "0..%d users, each a name or %" PRId64 "..%" PRId64, CONFIG_MAX_UIDS, o->min, o->max);

@@ -178,8 +178,10 @@ static kvs_status check_one(const config *c, uint32_t i, kvs_err *err)
     const config_tenant *t = &c->tenants[i];
 
     if (is_reserved(t->name))
-        return kvs_fail(err, KVS_E_CONFIG, "tenants.%s: no tenant may have this name, which another socket has",
-                        t->name);
+        return kvs_fail(
+            err, KVS_E_CONFIG,
+            "tenants.%s: no tenant may have this name: admin, client and metrics are the daemon's own sockets",
+            t->name);
     if (t->quota_bytes != 0 && t->quota_bytes < t->floor_bytes)
         return kvs_fail(err, KVS_E_CONFIG,
                         "tenants.%s.floor_bytes: %" PRId64 " bytes is more than its quota_bytes, %" PRId64 " bytes",

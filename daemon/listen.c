@@ -54,6 +54,12 @@ static kvs_status take_lock(listen_socket *l, kvs_err *err)
     for (int i = 0; i < LOCK_TRIES; i++) {
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
 
+        if (fd < 0 && errno == ENOENT)
+            return kvs_fail(
+                err, KVS_E_SYS,
+                "folder of socket %s: No such file or directory; make it (systemd-tmpfiles --create does, for "
+                "the default), or choose another path",
+                l->path);
         if (fd < 0)
             return fail_sys(err, "lock file", path);
         if (fcntl(fd, F_OFD_SETLK, &whole) != 0) {

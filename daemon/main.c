@@ -431,7 +431,8 @@ static kvs_status reload(void *ud, bool dry_run, json_writer *w, kvs_err *err)
     kvs_status s;
 
     if (a->options.config_path == NULL)
-        s = kvs_fail(err, KVS_E_STATE, "there is no configuration file (--config)");
+        s = kvs_fail(err, KVS_E_STATE,
+                     "the daemon was started without a configuration file (--config): there is none to read again");
     else if (room == NULL)
         s = kvs_fail(err, KVS_E_NO_MEMORY, "reload: out of memory");
     else

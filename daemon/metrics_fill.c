@@ -111,8 +111,8 @@ void metrics_fill(const core *c, uint64_t now_us, metrics_snapshot *s)
     s->health = core_health(c, &s->reasons);
     s->running_us = beat_oldest(BEAT_RUNNING).us;
     s->in_call_us = beat_oldest(BEAT_IN_CALL).us;
-    s->ready = core_is_ready(c) && !c->draining && c->lost == KVS_OK;
-    s->draining = c->draining;
+    s->draining = c->draining || c->paused; /* the end, or the operator: either way clients are turned down */
+    s->ready = core_is_ready(c) && !s->draining && c->lost == KVS_OK;
     s->device_lost = c->lost != KVS_OK;
     s->growing = c->is_growing;
     s->piece_failed = c->grow_failed;

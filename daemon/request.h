@@ -95,7 +95,7 @@ enum health_reason {
     HEALTH_PIECE_FAILED = 2, /* degraded: a piece could not be allocated or registered; the pool is smaller */
     HEALTH_STUCK = 4,        /* degraded: the device or the system has been busy with one call for more than 10 s */
     HEALTH_DEVICE_LOST = 8,  /* degraded: nothing but HEALTH is answered; the process is about to end */
-    HEALTH_DRAINS = 16,      /* draining: the daemon is about to end */
+    HEALTH_DRAINS = 16,      /* draining: the daemon is about to end, or the operator drained it */
     HEALTH_OLD_CONFIG = 32,  /* degraded: the configuration was refused, the last accepted one is in use */
 };
 

@@ -102,8 +102,8 @@ kvs_status kvs_mla_write_layers(const kvs_mla_write_layers_args *a, uint32_t *re
  *                 result of a row does not depend on its neighbours)
  *   out           [T][h_q][512] of the queries' type: softmax(sm_scale q.k) v
  *   lse           [T][h_q] fp32, natural log of the sum of exponents
- * k and v of mla_fp8 are kv_scale times e4m3: the bytes are widened exactly, kv_scale goes into sm_scale and the output
- * (kernel-semantics 5.3).  Those of fp8_ds_mla are e4m3 times the fp32 scale of their 128 values, and 64 bf16.
+ * k and v of mla_fp8 are kv_scale times e4m3: the bytes are widened exactly, kv_scale goes into sm_scale and the
+ * output.  Those of fp8_ds_mla are e4m3 times the fp32 scale of their 128 values, and 64 bf16.
  * Query j of s_q sees tokens 0 .. len - s_q + j (causal).  A query that sees nothing: out 0, lse -inf.
  * A table entry outside 0..n_blocks-1 is skipped with its tokens and counted in ret_bad; so is a bad length (as 0).
  * Accumulates in fp32 with a fixed order: equal inputs, parts and kernel id give equal bits whatever the strides, the

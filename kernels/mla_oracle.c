@@ -123,7 +123,7 @@ static double half_at(const oracle *o, const uint8_t *p)
     return o->halves[bits];
 }
 
-/* Value i of a token: section 1.4 of the formats, one value at a time. */
+/* Value i of a token, one value at a time, as mla.h and mla_sparse.h have the formats. */
 static double value_of(const oracle *o, const uint8_t *row, const uint8_t *tail, int i)
 {
     float scale;

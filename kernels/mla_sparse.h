@@ -1,11 +1,11 @@
 #ifndef KVS_KERNELS_MLA_SPARSE_H
 #define KVS_KERNELS_MLA_SPARSE_H
 
-/* Sparse MLA decode: every query token attends to its own list of tokens (kernel-semantics 6.3).
+/* Sparse MLA decode: every query token attends to its own list of tokens.
  *
  * Knows views and index lists.  Knows no keys, sockets or threads.  Any thread; all memory is the caller's.
  *
- * Formats, and how section 1.4 is read here:
+ * Formats (proto/layout.h), and what is key and value of a token:
  *   fp8_ds_mla   d = 576: k = 512 e4m3 in tiles of 128, times their fp32 scale, then 64 bf16; v = k[0..512)
  *   fp8_blk584   d = 512: k = 448 e4m3 in tiles of 64, times their ue8m0 scale, then 64 bf16; v = k, rope and all
  *   fp8_blk528   d = 512: k = 512 e4m3 in tiles of 32, times their ue8m0 scale, rope quantised like the rest; v = k

@@ -258,8 +258,13 @@ kvs_status calibrate_measure(const calibrate_plan *p, copy_table *ret, kvs_err *
 static kvs_status open_gpu(void *ud, device **ret, kvs_err *err)
 {
     const ctl *c = ud;
+    kvs_status s = device_cuda_open(ret, (uint32_t)c->gpu, err);
 
-    return device_cuda_open(ret, (uint32_t)c->gpu, err);
+    if (s == KVS_OK && !c->json && !c->quiet)
+        (void)fprintf(stderr,
+                      "calibrate: for some seconds GPU and link are busy with this; what a daemon copies meanwhile "
+                      "is slower, and falsifies the figures\n");
+    return s;
 }
 
 static kvs_status attend(void *ud, bool (*on_call)(void *call_ud), void *call_ud, kvs_err *err)
@@ -317,10 +322,6 @@ int ctl_calibrate(const ctl *c)
     kvs_err err = {0};
     kvs_status s;
 
-    if (!c->json && !c->quiet)
-        (void)fprintf(stderr,
-                      "calibrate: for some seconds GPU and link are busy with this; what a daemon copies meanwhile "
-                      "is slower, and falsifies the figures\n");
     s = calibrate_measure(&p, &t, &err);
     if (p.on_step != NULL)
         progress_end();

@@ -5,7 +5,7 @@
 
 #include "config/json.h"
 
-enum { INDENT = 2, CELL_BYTES = 160, MAX_COLUMNS = 64 };
+enum { INDENT = 2, CELL_BYTES = 160, JOINED_BYTES = 32, MAX_COLUMNS = 64 };
 
 const char *render_bytes(char *buf, size_t cap, double bytes)
 {
@@ -55,6 +55,8 @@ static void tame(char *text)
     }
 }
 
+static bool joined(char out[CELL_BYTES], const json_node *n);
+
 /* A value in one cell. */
 static void cell(char out[CELL_BYTES], const json_node *n, const char *key)
 {
@@ -86,9 +88,36 @@ static void cell(char out[CELL_BYTES], const json_node *n, const char *key)
         (void)snprintf(out, CELL_BYTES, "[%zu]", json_size(n));
         break;
     case JSON_OBJECT:
-        (void)snprintf(out, CELL_BYTES, "{%zu}", json_size(n));
+        if (!joined(out, n))
+            (void)snprintf(out, CELL_BYTES, "{%zu}", json_size(n));
         break;
     }
+}
+
+/* An empty text is not to be taken for a value that is not there. */
+static void filled_cell(char out[CELL_BYTES], const json_node *n, const char *key)
+{
+    cell(out, n, key);
+    if (out[0] == '\0')
+        (void)snprintf(out, CELL_BYTES, "-");
+}
+
+/* "mla_bf16=61,indexer_fp8=61": an object of few short values.  False: it is not one. */
+static bool joined(char out[CELL_BYTES], const json_node *n)
+{
+    char one[CELL_BYTES];
+    size_t at = 0;
+
+    out[0] = '\0';
+    for (const json_node *m = json_first(n); m != NULL; m = json_next(m)) {
+        if (!is_leaf(m))
+            return false;
+        filled_cell(one, m, json_key(m));
+        if (at + strlen(json_key(m)) + strlen(one) + 2 > JOINED_BYTES)
+            return false;
+        at += (size_t)snprintf(out + at, CELL_BYTES - at, "%s%s=%s", at > 0 ? "," : "", json_key(m), one);
+    }
+    return true;
 }
 
 static void pad(FILE *to, int n)
@@ -105,39 +134,110 @@ static bool is_table(const json_node *n)
 
 static void column_text(char out[CELL_BYTES], const json_node *row, const char *key)
 {
-    const json_node *v = json_member(row, key);
+    const json_node *v = row != NULL && json_type_of(row) == JSON_OBJECT ? json_member(row, key) : NULL;
 
     out[0] = '\0';
     if (v != NULL)
-        cell(out, v, key);
+        filled_cell(out, v, key);
 }
 
-/* Columns are the keys of the first row; every row of one answer has the same. */
-static void table(FILE *to, const json_node *rows, int indent)
+/* Some row has an object there that is no cell. */
+static bool is_wide(const json_node *rows, const char *key)
 {
-    const char *keys[MAX_COLUMNS];
-    size_t width[MAX_COLUMNS], n = 0;
     char text[CELL_BYTES];
 
-    for (const json_node *m = json_first(json_first(rows)); m != NULL && n < MAX_COLUMNS; m = json_next(m)) {
-        keys[n] = json_key(m);
-        width[n] = strlen(keys[n]);
-        n++;
-    }
-    for (const json_node *row = json_first(rows); row != NULL; row = json_next(row))
-        for (size_t i = 0; i < n; i++) {
-            column_text(text, row, keys[i]);
-            width[i] = strlen(text) > width[i] ? strlen(text) : width[i];
-        }
-    pad(to, indent);
-    for (size_t i = 0; i < n; i++)
-        (void)fprintf(to, "%-*s%s", i + 1 < n ? (int)width[i] : 0, keys[i], i + 1 < n ? "  " : "\n");
     for (const json_node *row = json_first(rows); row != NULL; row = json_next(row)) {
-        pad(to, indent);
-        for (size_t i = 0; i < n; i++) {
-            column_text(text, row, keys[i]);
-            (void)fprintf(to, "%-*s%s", i + 1 < n ? (int)width[i] : 0, text, i + 1 < n ? "  " : "\n");
+        const json_node *v = json_member(row, key);
+
+        if (v != NULL && json_type_of(v) == JSON_OBJECT && !joined(text, v))
+            return true;
+    }
+    return false;
+}
+
+/* Of one array of objects or, with `sub`, of that member of each, behind the row's first column. */
+typedef struct grid {
+    const json_node *rows;
+    const char *sub; /* NULL: the rows themselves */
+    const char *keys[MAX_COLUMNS];
+    size_t width[MAX_COLUMNS], n;
+} grid;
+
+static void grid_add(grid *g, const char *key)
+{
+    for (size_t i = 0; i < g->n; i++)
+        if (strcmp(g->keys[i], key) == 0)
+            return;
+    if (g->n == MAX_COLUMNS)
+        return;
+    g->keys[g->n] = key;
+    g->width[g->n++] = strlen(key);
+}
+
+static void grid_text(char out[CELL_BYTES], const grid *g, const json_node *row, size_t i)
+{
+    column_text(out, g->sub != NULL && i > 0 ? json_member(row, g->sub) : row, g->keys[i]);
+}
+
+/* Columns are the keys of the first row, of which every row of one answer has the same; with `sub` those of all rows. */
+static void grid_open(grid *g, const json_node *rows, const char *sub)
+{
+    const json_node *row = json_first(rows), *part;
+    char text[CELL_BYTES];
+
+    *g = (grid){.rows = rows, .sub = sub};
+    if (sub != NULL)
+        grid_add(g, json_key(json_first(row)));
+    for (const json_node *m = sub == NULL ? json_first(row) : NULL; m != NULL; m = json_next(m))
+        if (!is_wide(rows, json_key(m)))
+            grid_add(g, json_key(m));
+    for (const json_node *r = sub != NULL ? row : NULL; r != NULL; r = json_next(r))
+        if ((part = json_member(r, sub)) != NULL && json_type_of(part) == JSON_OBJECT)
+            for (const json_node *m = json_first(part); m != NULL; m = json_next(m))
+                grid_add(g, json_key(m));
+    for (; row != NULL; row = json_next(row))
+        for (size_t i = 0; i < g->n; i++) {
+            grid_text(text, g, row, i);
+            g->width[i] = strlen(text) > g->width[i] ? strlen(text) : g->width[i];
         }
+}
+
+static void grid_cell(FILE *to, const grid *g, size_t i, const char *text)
+{
+    (void)fprintf(to, "%-*s%s", i + 1 < g->n ? (int)g->width[i] : 0, text, i + 1 < g->n ? "  " : "\n");
+}
+
+static void grid_print(FILE *to, const grid *g, int indent)
+{
+    char text[CELL_BYTES];
+
+    pad(to, indent);
+    for (size_t i = 0; i < g->n; i++)
+        grid_cell(to, g, i, g->keys[i]);
+    for (const json_node *row = json_first(g->rows); row != NULL; row = json_next(row)) {
+        pad(to, indent);
+        for (size_t i = 0; i < g->n; i++) {
+            grid_text(text, g, row, i);
+            grid_cell(to, g, i, text);
+        }
+    }
+}
+
+/* Objects in the rows that are too much for a cell follow, a table each. */
+static void table(FILE *to, const json_node *rows, int indent)
+{
+    grid g;
+
+    grid_open(&g, rows, NULL);
+    if (g.n > 0)
+        grid_print(to, &g, indent);
+    for (const json_node *m = json_first(json_first(rows)); m != NULL; m = json_next(m)) {
+        if (json_type_of(m) != JSON_OBJECT || !is_wide(rows, json_key(m)))
+            continue;
+        pad(to, indent);
+        (void)fprintf(to, "%s\n", json_key(m));
+        grid_open(&g, rows, json_key(m));
+        grid_print(to, &g, indent + INDENT);
     }
 }
 

@@ -5,7 +5,8 @@
  *
  *   scalar members   ->  "name  value", aligned; sizes (names that end in _bytes) also in MiB or GiB
  *   object members   ->  a heading and the same, indented
- *   array of objects ->  a table, a column for each key of the first object
+ *   array of objects ->  a table, a column for each key of the first object; objects in it as "key=value" where they are
+ *                        short, else each of them a table of its own below
  *
  * Knows JSON through config/json.h.  Does not know what an answer means: a new number shows up by itself. One
  * thread. */

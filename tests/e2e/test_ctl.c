@@ -301,6 +301,14 @@ Test(ctl_words, refuses_numbers_out_of_range_and_says_the_range)
     }
 }
 
+/* Symptom: the bench ran for minutes and ended with "No such file or directory" and exit status 3. */
+Test(ctl_words, refuses_a_drawing_that_cannot_be_written_before_it_measures)
+{
+    RUNS(2, "bench --svg /nonexistent-folder/bench.svg");
+    SAYS(err, "/nonexistent-folder/bench.svg: No such file");
+    cr_assert_str_empty(ran.out);
+}
+
 /* ---- no daemon ---- */
 
 Test(ctl_away, exits_3_when_nothing_listens)

@@ -576,6 +576,32 @@ Test(metrics, say_not_ready_and_healthy_while_the_daemon_drains)
     cr_assert_neq(access(d.metrics, F_OK), 0, "the socket's file is left");
 }
 
+/* Symptom: /readyz said "ready" while every client was answered that the operator had drained the daemon. */
+Test(metrics, say_not_ready_while_the_operator_has_drained_the_daemon)
+{
+    kvs_options o = KVS_OPTIONS_INIT;
+    kvs_client *admin = NULL;
+    char *text;
+    int code;
+
+    o.path = d.admin;
+    cr_assert_eq(kvs_connect(&admin, &o, NULL), KVS_OK);
+    for (int on = 1; on >= 0; on--) {
+        cr_assert_eq(kvs_drain(admin, on == 1, 0, NULL), KVS_OK);
+        text = http_get(d.metrics, "/readyz", &code);
+        cr_assert_eq(code, on ? 503 : 200, "%s", text);
+        cr_assert_not_null(strstr(text, on ? "draining" : "ready"));
+        free(text);
+        text = http_get(d.metrics, "/metrics", &code);
+        cr_assert_not_null(strstr(text, on ? "\nkvstride_ready 0\n" : "\nkvstride_ready 1\n"));
+        free(text);
+        text = http_get(d.metrics, "/healthz", &code);
+        cr_assert_eq(code, 200, "%s", text);
+        free(text);
+    }
+    kvs_close(admin);
+}
+
 Test(metrics, leave_the_daemon_serving_where_their_socket_cannot_be_made)
 {
     char set[160];

@@ -1,10 +1,12 @@
-/* What README.md shows is true: its client compiles and runs against the real daemon, its table is the program's. */
+/* What README.md shows is true: its programs compile and run against the real daemon, its table is the program's. */
 #include <criterion/criterion.h>
 
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "tests/support/daemon_fixture.h"
 
@@ -63,13 +65,32 @@ Test(readme, names_every_command_of_the_operators_tool)
     free(readme);
 }
 
-/* The first C block, against the headers and the library of this build laid out as `make install` does. */
-Test(readme, has_a_client_that_compiles_and_finds_nothing_in_an_empty_pool)
+/* Block `which` of C, from 0 on, as a file. */
+static void write_block(unsigned which, const char *path)
 {
-    char *readme = slurp("README.md"), *begin = strstr(readme, "```c\n"), *end;
+    char *readme = slurp("README.md"), *begin = readme, *end;
+    FILE *f = fopen(path, "w");
+
+    cr_assert_not_null(f);
+    for (unsigned i = 0; i <= which; i++) {
+        begin = strstr(begin, "```c\n");
+        cr_assert_not_null(begin, "README.md has no block %u of C", i);
+        begin += 5;
+    }
+    end = strstr(begin, "```");
+    cr_assert_not_null(end);
+    cr_assert_eq(fwrite(begin, 1, (size_t)(end - begin), f), (size_t)(end - begin));
+    cr_assert_eq(fclose(f), 0);
+    free(readme);
+}
+
+/* Against the headers and the libraries of this build laid out as `make install` does, with a daemon whose pool is empty.
+ * libs: %s is the folder of the build. */
+static void says(unsigned which, const char *libs, const char *text)
+{
     const char *build = getenv("KVS_BUILD");
     const char *flags = build != NULL && strstr(build, "address") ? "-fsanitize=address,undefined" : "";
-    char path[256], command[2048], line[64] = "";
+    char path[256], with[512], command[2048], line[64] = "";
     daemon_fixture d;
     FILE *f;
 
@@ -77,27 +98,52 @@ Test(readme, has_a_client_that_compiles_and_finds_nothing_in_an_empty_pool)
         build = "build/release";
     daemon_init(&d);
     cr_assert(daemon_start(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}}"));
-    cr_assert_not_null(begin);
-    begin += 5;
-    end = strstr(begin, "```");
-    cr_assert_not_null(end);
-    (void)snprintf(path, sizeof path, "%s/ten.c", d.dir);
-    f = fopen(path, "w");
-    cr_assert_not_null(f);
-    cr_assert_eq(fwrite(begin, 1, (size_t)(end - begin), f), (size_t)(end - begin));
-    (void)fclose(f);
+    (void)snprintf(path, sizeof path, "%s/block.c", d.dir);
+    write_block(which, path);
+    (void)snprintf(with, sizeof with, libs, build, build);
     (void)snprintf(
         command, sizeof command,
-        "mkdir -p %s/inc/proto && cp proto/client/kvstride.h %s/inc && cp proto/status.h proto/layout.h "
-        "proto/backend.h "
-        "%s/inc/proto && ${CC:-cc} -Wall -Wextra %s -I%s/inc -o %s/ten %s/ten.c %s/libkvstride.a -lcrypto -lm "
-        "-pthread && KVSTRIDE_SOCKET=%s %s/ten; rc=$?; rm -rf %s/inc %s/ten %s/ten.c; exit $rc",
-        d.dir, d.dir, d.dir, flags, d.dir, d.dir, d.dir, build, d.socket, d.dir, d.dir, d.dir, d.dir);
+        "d=%s; i=$d/inc/kvstride; mkdir -p $i/proto $i/kernels && cp proto/client/kvstride.h kernels/kernels.h $i && "
+        "cp proto/status.h proto/layout.h proto/backend.h $i/proto && cp kernels/*.h $i/kernels && "
+        "${CC:-cc} -Wall -Wextra %s -I$d/inc -I$i -o $d/block $d/block.c %s -lcrypto -lm -pthread && "
+        "KVSTRIDE_SOCKET=%s $d/block; rc=$?; rm -rf $d/inc $d/block $d/block.c; exit $rc",
+        d.dir, flags, with, d.socket);
     f = popen(command, "r");
     cr_assert_not_null(f);
     cr_assert_not_null(fgets(line, sizeof line, f));
     cr_assert_eq(pclose(f), 0);
-    cr_assert_str_eq(line, "0 hits\n");
+    cr_assert_str_eq(line, text);
     daemon_fini(&d);
-    free(readme);
+}
+
+Test(readme, has_a_client_that_compiles_and_finds_nothing_in_an_empty_pool)
+{
+    says(0, "%s/libkvstride.a", "0 hits\n");
+}
+
+Test(readme, has_a_client_that_stores_and_loads_blocks)
+{
+    says(1, "%s/libkvstride.a", "3 of 3 blocks came back\n");
+}
+
+Test(readme, has_a_program_that_attends_in_its_own_process)
+{
+    says(2, "%s/libkvstride-kernels.so.0 -Wl,-rpath,$PWD/%s", "lse 4.605, the logarithm of 100\n");
+}
+
+Test(readme, shows_where_the_operations_of_the_kernels_test_have_their_names)
+{
+    const char *build = getenv("KVS_BUILD");
+    char command[256], line[160] = "";
+    FILE *f;
+
+    (void)snprintf(command, sizeof command, "%s/kernels-test", build != NULL ? build : "build/release");
+    if (access(command, X_OK) != 0)
+        cr_skip_test("%s is not built", command);
+    (void)strcat(command, " --op nope 2>&1");
+    f = popen(command, "r");
+    cr_assert_not_null(f);
+    cr_assert_not_null(fgets(line, sizeof line, f));
+    cr_assert_eq(WEXITSTATUS(pclose(f)), 2);
+    cr_assert_str_eq(line, "kernels-test: no operation 'nope'; --list names them\n");
 }

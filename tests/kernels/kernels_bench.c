@@ -1,11 +1,20 @@
 /* kernels-bench: kernels-bench [--json] [OPERATION...]: each operation beside the bound of the card. */
 #include <stdio.h>
+#include <string.h>
+
+static int usage(FILE *to, int status)
+{
+    (void)fputs("usage: kernels-bench [--json] [OPERATION...]\n\n"
+                "Each operation, or those that are named, beside the bound of the card, and strided views beside\n"
+                "contiguous ones.  Needs a GPU with 64 GiB to spare.  'kernels-test --list' names the operations.\n",
+                to);
+    return status;
+}
 
 #ifdef KVS_CUDA
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <cuda_runtime_api.h>
 
@@ -290,23 +299,42 @@ static bool wanted(const char *name, int argc, char **argv)
     return !any;
 }
 
+static const kb_op *const OPS[] = {
+#define X(name) &kb_op_##name,
+    KB_OP_MAP(X)
+#undef X
+};
+
+static bool known(const char *name)
+{
+    for (size_t i = 0; i < sizeof OPS / sizeof *OPS; i++)
+        if (strcmp(OPS[i]->name, name) == 0)
+            return true;
+    return false;
+}
+
 int main(int argc, char **argv)
 {
-    static const kb_op *const OPS[] = {
-#define X(name) &kb_op_##name,
-        KB_OP_MAP(X)
-#undef X
-    };
     static kb b = {.r = {7}};
     int n = 0;
 
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return usage(stdout, 0);
+        if (strcmp(argv[i], "--json") == 0)
+            b.json = true;
+        else if (argv[i][0] == '-')
+            return usage(stderr, 2);
+        else if (!known(argv[i])) {
+            (void)fprintf(stderr, "kernels-bench: no operation '%s'; 'kernels-test --list' names them\n", argv[i]);
+            return 2;
+        }
+    }
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) {
         (void)printf("SKIP: no CUDA device\n");
         return 0;
     }
     (void)setvbuf(stdout, NULL, _IOLBF, 0);
-    for (int i = 1; i < argc; i++)
-        b.json |= strcmp(argv[i], "--json") == 0;
     bench_open(&b);
     for (size_t i = 0; i < sizeof OPS / sizeof *OPS; i++) {
         if (!wanted(OPS[i]->name, argc, argv))
@@ -321,8 +349,11 @@ int main(int argc, char **argv)
     return 0;
 }
 #else
-int main(void)
+int main(int argc, char **argv)
 {
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return usage(stdout, 0);
     (void)printf("SKIP: built without CUDA\n");
     return 0;
 }

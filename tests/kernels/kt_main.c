@@ -32,16 +32,22 @@ typedef struct result {
 
 static int usage(FILE *to, int status)
 {
-    (void)fputs("kernels-test [--device cpu|cuda] [--op NAME] [--seed N] [--cases N] [--case N] [--subset sanitizer]\n"
-                "             [--json] [--quiet] [--list]\n"
-                "  --cases N   random cases of each operation, besides the fixed ones\n"
-                "  --case N    this one only (fixed ones come first)\n"
-                "  --quiet     stop an operation at its first failure and say little\n"
+    (void)fputs("usage: kernels-test [OPTIONS]\n\n"
+                "Every operation against an oracle of its own, on views of many strides.\n\n"
+                "  --device D           cpu (default) or cuda, which is skipped where there is no GPU\n"
+                "  --op NAME            this operation only\n"
+                "  --list               names the operations and their fixed cases\n"
+                "  --case N             this case only; fixed ones come first\n"
+                "  --cases N            random cases of each operation, besides the fixed ones\n"
+                "  --seed N             of the random cases; default 1\n"
+                "  --subset sanitizer   few small cases, for compute-sanitizer\n"
+                "  --json               one JSON document\n"
+                "  --quiet              stop an operation at its first failure and say little\n"
 #ifdef KVS_MUTATION
                 "  --mutant SITE:KIND   let one site make one mistake\n"
                 "  --mutants            every site, every mistake: each must fail\n"
 #endif
-                ,
+                "\nExit status: 0 all passed or skipped, 1 a case failed, 2 usage.\n",
                 to);
     return status;
 }
@@ -291,8 +297,12 @@ int main(int argc, char **argv)
         default:
             return usage(stderr, 2);
         }
+    if (o.op != NULL && !known(o.op)) {
+        (void)fprintf(stderr, "kernels-test: no operation '%s'; --list names them\n", o.op);
+        return 2;
+    }
     if (optind < argc || (strcmp(o.device, "cpu") != 0 && strcmp(o.device, "cuda") != 0) || o.cases < ALL ||
-        o.one < ALL || (o.op != NULL && !known(o.op)))
+        o.one < ALL)
         return usage(stderr, 2);
     return o.mutants ? kt_mutants(argv[0], o.device, o.op) : start(&o);
 }

@@ -182,7 +182,7 @@ static bool around_pages(kt *k)
     return true;
 }
 
-/* The shapes of kernel-semantics 9.1 to 9.3, on a view of the middle one of 3 layers; `here` a processor gets less. */
+/* Shapes that other kernels' tests take, on a view of the middle one of 3 layers; `here` a processor gets less. */
 static const struct {
     const char *name;
     uint32_t format, page, h_q, n_seqs, parts;

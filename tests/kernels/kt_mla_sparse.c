@@ -561,8 +561,8 @@ static bool head_counts(kt *k)
     return true;
 }
 
-/* FlashMLA's sparse decode on a cross-layer view (kernel-semantics 9.1): 3 layers, the middle one, 32 blocks of 64, batch 2,
- * 128 heads, topk 128; and V4's records with a sink, pages of 256 as well (9.7, section 0). */
+/* FlashMLA's sparse decode on a cross-layer view: 3 layers, the middle one, 32 blocks of 64, batch 2,
+ * 128 heads, topk 128; and V4's records with a sink, pages of 256 as well. */
 static bool flashmla_sparse_decode(kt *k)
 {
     for (uint32_t i = 0; i < 4; i++) {

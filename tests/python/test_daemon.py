@@ -41,6 +41,43 @@ with Client(sys.argv[1], name="second") as client:
 """
 
 
+class Pages(unittest.TestCase):
+    """What README.md and PROTOCOL.md show is what happens."""
+
+    def test_hello_of_the_worked_session(self) -> None:
+        daemon = Daemon()
+        self.addCleanup(daemon.stop)
+        dumps = dict(re.findall(r"```hex (hello_re[qp])\n(.*?)```", PROTOCOL.read_text(), re.DOTALL))
+        request, wanted = (
+            bytearray.fromhex("".join(line[4:] for line in dumps[name].splitlines())) for name in ("hello_req", "hello_rep")
+        )
+        with socket.socket(socket.AF_UNIX) as stream:
+            stream.settimeout(10)
+            stream.connect(daemon.socket)
+            stream.sendall(request)
+            got = bytearray(stream.recv(len(wanted), socket.MSG_WAITALL))
+        for frame in (got, wanted):
+            frame[56:80] = bytes(24)  # boot id and number of the connection
+        self.assertEqual(got.hex(" ", 8), wanted.hex(" ", 8))
+
+    def test_programs(self) -> None:
+        daemon = Daemon()
+        self.addCleanup(daemon.stop)
+        text = (ROOT / "proto" / "python" / "README.md").read_text()
+        programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        said = []
+        for program in programs:
+            program = program.replace("/run/kvstrided/kvstrided.sock", daemon.socket)
+            run = subprocess.run(
+                [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT / "proto" / "python")},
+                capture_output=True, text=True, timeout=60,
+            )  # fmt: skip
+            self.assertEqual(run.returncode, 0, run.stderr)
+            said.append(run.stdout.splitlines())
+        self.assertEqual(said[0], ["2"])
+        self.assertAlmostEqual(float(said[1][-1]), math.log(4), places=6)
+
+
 class WithDaemon(unittest.TestCase):
     """One daemon a class; a client and a namespace a test."""
 
@@ -193,6 +230,7 @@ class Copies(WithDaemon):
         with self.assertRaises(PartialError) as caught:
             self.client.load_buffers(self.opened, region, KEYS[:4], [*out, bytearray(self.opened.slot_bytes)])
         self.assertEqual([r.status for r in caught.exception.results], [0, 0, 0, Status.E_NOT_FOUND])
+        self.assertEqual(str(caught.exception), "LOAD: E_PARTIAL: 1 of 4 failed, the first is [3]: E_NOT_FOUND")
         self.assertEqual(len(self.client.slot_take(region, 4)), 4)  # Nothing is held any more.
 
     def test_private_slots_and_keep(self) -> None:

@@ -59,7 +59,7 @@ Test(index, what_is_no_token_stays_none)
     cr_assert_not(kvs_logical_is_good(&v, (kvs_logical_index){0}));
 }
 
-/* A pool of mixed pages: 50 432 bytes are 76.9 rows of 656 (kernel-semantics 10). */
+/* A pool of mixed pages: 50 432 bytes are 76.9 rows of 656. */
 Test(index, a_stride_that_is_no_whole_number_of_rows_has_no_physical_rows)
 {
     kvs_view v = a_view();

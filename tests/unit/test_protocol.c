@@ -152,7 +152,7 @@ static void ex_hello_rep(example *e)
                           .n_counters = 256,
                           .conn_id = 12,
                           .max_body = 1 << 20,
-                          .max_keys = 8192,
+                          .max_keys = 26212, /* of the default max_body */
                           .credit_requests = 256,
                           .control_requests = 16,
                           .credit_bytes = UINT64_C(4) << 30,

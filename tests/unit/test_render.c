@@ -54,7 +54,32 @@ Test(render, shows_an_array_of_objects_as_a_table)
           "  slot_bytes       name    on\n"
           "  2304 (2.25 KiB)  a       no\n"
           "  16               longer  \n");
-    SHOWS("[{\"n\":1,\"of\":[1,2],\"in\":{\"x\":1}}]", "n  of   in\n1  [2]  {1}\n");
+    SHOWS("[{\"n\":1,\"of\":[1,2],\"in\":{\"x\":1}}]", "n  of   in\n1  [2]  x=1\n");
+}
+
+/* Symptom: 'status' showed what decides how a GPU copies, and 'namespaces' the formats, as "{4}" and "{1}". */
+Test(render, shows_objects_in_a_table_short_or_as_a_table_below)
+{
+    SHOWS(
+        "{\"list\":[{\"ns\":0,\"text\":\"\",\"of\":{\"mla_bf16\":61,\"raw\":2}},{\"ns\":1,\"text\":\"b\",\"of\":{}}]}",
+        "list\n"
+        "  ns  text  of\n"
+        "  0   -     mla_bf16=61,raw=2\n"
+        "  1   b     -\n");
+    SHOWS("{\"devices\":[{\"device\":0,\"way\":{\"path\":\"auto\",\"why_not_table\":\"a reason that is longer than a "
+          "cell has room for\",\"table\":null},\"up\":true},{\"device\":1,\"way\":{\"path\":\"auto\","
+          "\"why_not_table\":\"\",\"table\":{\"rows\":[1,2]}},\"up\":false}],\"n\":1}",
+          "devices\n"
+          "  device  up\n"
+          "  0       yes\n"
+          "  1       no\n"
+          "  way\n"
+          "    device  path  why_not_table                                     table\n"
+          "    0       auto  a reason that is longer than a cell has room for  -\n"
+          "    1       auto  -                                                 {1}\n"
+          "n  1\n");
+    SHOWS("[{\"n\":1,\"far\":{\"x\":[]}},{\"n\":2,\"far\":{\"y\":5}},{\"n\":3}]",
+          "n\n1\n2\n3\nfar\n  n  x    y\n  1  [0]  \n  2       5\n  3       \n");
 }
 
 Test(render, shows_plain_and_empty_arrays_on_their_line)

@@ -689,7 +689,9 @@ class Client:
         self, section: str = "summary", *, limit: int = 0, opened: Opened | None = None, cursor: int = 0,
         deadline: float | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Numbers of the daemon, one of `SECTIONS`; all but "summary" need the admin socket."""
+        """Numbers of the daemon, one of `SECTIONS`; all but "summary" need the admin socket. ValueError: no section."""
+        if section not in SECTIONS:
+            raise ValueError(f"section: {section!r} is not one of {', '.join(SECTIONS)}")
         body = _pack(
             Op.STATUS, section=SECTIONS[section], limit=limit, ns=opened.ns if opened else NONE, cursor=cursor
         )

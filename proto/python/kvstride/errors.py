@@ -62,6 +62,15 @@ class BufferRefused(KvstrideError, ValueError):
     """A buffer that cannot take or give a block. No byte has moved."""
 
 
+def _failed(results: Any) -> str:
+    """How many of a list of results failed, and the first of them."""
+    if not isinstance(results, list):
+        return ""
+    states = [getattr(r, "status", r) for r in results]
+    bad = [i for i, status in enumerate(states) if status not in (Status.OK, Status.E_EXISTS)]
+    return f"{len(bad)} of {len(states)} failed, the first is [{bad[0]}]: {status_name(states[bad[0]])}" if bad else ""
+
+
 class StatusError(KvstrideError):
     """The daemon refused a request, or it ended badly.
 
@@ -70,7 +79,8 @@ class StatusError(KvstrideError):
     """
 
     def __init__(self, op: str, status: int, message: str, request_id: int, results: Any = None) -> None:
-        super().__init__(f"{op}: {status_name(status)}" + (f": {message}" if message else ""))
+        said = message or _failed(results)
+        super().__init__(f"{op}: {status_name(status)}" + (f": {said}" if said else ""))
         self.op = op
         self.status = status
         self.message = message

@@ -100,12 +100,14 @@ static void run_words(const char *const *words)
     (void)snprintf(err, sizeof err, "%s/err", d.dir);
     pid = fork();
     if (pid == 0) {
+        int fd = open(program, O_RDONLY | O_CLOEXEC); /* the tree may lie where that user cannot look */
+
         if (run_as != 0 && (setgid(run_as) != 0 || setuid(run_as) != 0))
             _exit(126);
         (void)dup2(open(out, O_WRONLY | O_CREAT | O_TRUNC, 0600), STDOUT_FILENO);
         (void)dup2(open(err, O_WRONLY | O_CREAT | O_TRUNC, 0600), STDERR_FILENO);
         (void)signal(SIGPIPE, SIG_DFL);
-        (void)execv(program, (char *const *)(uintptr_t)words);
+        (void)fexecve(fd, (char *const *)(uintptr_t)words, environ);
         _exit(127);
     }
     while (waitpid(pid, &status, WNOHANG) == 0) {

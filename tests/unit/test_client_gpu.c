@@ -2,6 +2,7 @@
  * that keeps blocks.  What a race leaves to chance on a real GPU is certain here. */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,6 +117,23 @@ static int find_key(const uint8_t *key)
     return -1;
 }
 
+/* A file that nobody takes for a memfd, so that it must be a GPU's memory: of a tmpfs, as /tmp may be, it would be one. */
+static int plain_file(void)
+{
+    static const char *const folders[] = {".", "/var/tmp", "/tmp"};
+
+    for (size_t i = 0; i < sizeof folders / sizeof folders[0]; i++) {
+        int fd = open(folders[i], O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+
+        if (fd >= 0 && fcntl(fd, F_GET_SEALS) < 0)
+            return fd;
+        if (fd >= 0)
+            (void)close(fd);
+    }
+    cr_assert(false, "no folder here but on a tmpfs");
+    return -1;
+}
+
 static void make_region(fake *f, fake_conn *c, frame *q)
 {
     uint8_t body[WIRE_region_rep_BYTES] = {0};
@@ -123,8 +141,7 @@ static void make_region(fake *f, fake_conn *c, frame *q)
     wire_in in = {.base = q->body, .len = q->head.body_len};
     wire_region_rep v = {.region = ++f->next_region, .n_pieces = 1};
     wire_region_create_req a;
-    FILE *file = tmpfile(); /* no memfd: so this must be a GPU's memory */
-    int fd = fileno(file);
+    int fd = plain_file();
 
     wire_get_region_create_req(&in, &a);
     v.n_slots = a.n_slots;
@@ -135,7 +152,7 @@ static void make_region(fake *f, fake_conn *c, frame *q)
     f->next_region = v.region = vault.n_regions;
     wire_put_region_rep(&o, &v);
     fake_reply_fds(c, q, body, o.len, &fd, 1);
-    (void)fclose(file);
+    (void)close(fd);
 }
 
 static bool await_counter(const fake_conn *c, uint32_t counter, uint64_t value)

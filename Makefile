@@ -24,7 +24,8 @@ ALL_C := -std=c11 -D_GNU_SOURCE -DKVS_VERSION='"$(VERSION)"' $(WARN) $(OPT) -g -
          -fPIC -fvisibility=hidden -MMD -MP $(if $(MUTANT),-DKVS_MUTATION -Wno-missing-field-initializers) $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all) $(CFLAGS)
 ALL_LD := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 # The CUDA runtime is linked in and looks for the driver when it is first called: one binary for machines with and without.
-CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(NVCC))
+# One of the environment that is not there is not taken.
+CUDA_HOME := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime_api.h),$(CUDA_HOME),$(patsubst %/bin/nvcc,%,$(NVCC)))
 CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
 CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
 GENCODE   := $(foreach a,$(filter-out ptx%,$(CUDA_ARCHS)),-gencode arch=compute_$(a),code=sm_$(a)) \

@@ -3,13 +3,13 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "daemon/beat.h"
 #include "daemon/route.h"
 #include "daemon/sums.h"
 #include "daemon/thread.h"
 #include "daemon/worker.h"
+#include "proto/cpus.h"
 
 enum {
     ENGINE_COPIES = 256, /* of a batch */
@@ -451,9 +451,9 @@ static const worker_ops store_ops[2] = {{"kvs-store", mover_start, mover_turn, m
 /* Beside the mover's own thread; a core is left to the loop. */
 static unsigned sum_threads(void)
 {
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    unsigned cpus = cpus_usable();
 
-    return cpus > 2 ? (unsigned)(cpus - 2 < SUM_THREADS ? cpus - 2 : SUM_THREADS) : 1;
+    return cpus > 2 ? (cpus - 2 < SUM_THREADS ? cpus - 2 : SUM_THREADS) : 1;
 }
 
 kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink, kvs_err *err)

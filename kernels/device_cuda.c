@@ -43,13 +43,13 @@ kvs_status device_cuda_get_info(device *d, device_cuda_info *ret, kvs_err *err)
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include "kernels/cuda_device.h"
 #include "kernels/cuda_error.h"
 #include "kernels/cuda_nodes.h"
 #include "kernels/host_pages.h"
 #include "kernels/kernels_cuda.h"
+#include "proto/cpus.h"
 #include "proto/wire.h"
 
 enum { MAX_TOUCHERS = 8 };
@@ -108,12 +108,11 @@ static kvs_status touch_all(uint8_t *p, uint64_t bytes, kvs_err *err)
     toucher t[MAX_TOUCHERS] = {0};
     pthread_t threads[MAX_TOUCHERS];
     bool started[MAX_TOUCHERS] = {false};
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    uint64_t n = bytes / TOUCH_BYTES, share;
+    uint64_t cpus = cpus_usable(), n = bytes / TOUCH_BYTES, share;
     kvs_status s = KVS_OK;
 
     n = n < 1 ? 1 : n > MAX_TOUCHERS ? MAX_TOUCHERS : n;
-    n = cpus > 0 && (uint64_t)cpus < n ? (uint64_t)cpus : n;
+    n = cpus < n ? cpus : n;
     share = (bytes / n + TOUCH_BYTES - 1) / TOUCH_BYTES * TOUCH_BYTES;
     for (uint64_t i = 0; i < n && i * share < bytes; i++) {
         uint64_t left = bytes - i * share;

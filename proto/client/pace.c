@@ -5,14 +5,13 @@
  * sleeping, for half a millisecond at most, and only where there are processors enough.  A wrong guess costs that, and
  * nothing else. */
 #include "proto/client/internal.h"
-
-#include <unistd.h>
+#include "proto/cpus.h"
 
 enum { EARLY_NS = 50000, LATE_NS = 80000, AT_MOST_NS = 500000, MIN_CPUS = 4 };
 
 void pace_init(pace *p)
 {
-    *p = (pace){.active = sysconf(_SC_NPROCESSORS_ONLN) >= MIN_CPUS};
+    *p = (pace){.active = cpus_usable() >= MIN_CPUS};
 }
 
 /* Requests whose bytes have the same leading bit. */

@@ -1,14 +1,13 @@
 /* Movers under TSan: one loop submits, drops, stops and kicks while two movers run and a client writes its
  * counters. */
-#include <dlfcn.h>
 #include <sched.h>
 #include <stdalign.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "daemon/mover.h"
+#include "proto/cpus.h"
 #include "tests/support/sink.h"
 #include "tests/support/stub_device.h"
 
@@ -32,13 +31,11 @@ typedef struct world {
 } world;
 
 /* Where there are many processors, threads look out for work without sleeping: every third round has them. */
-static _Atomic long cpus = 2;
+static _Atomic unsigned cpus = 2;
 
-long sysconf(int name)
+unsigned cpus_usable(void)
 {
-    long (*real)(int) = (long (*)(int))(uintptr_t)dlsym(RTLD_NEXT, "sysconf");
-
-    return name == _SC_NPROCESSORS_ONLN ? atomic_load(&cpus) : real(name);
+    return atomic_load(&cpus);
 }
 
 static alignas(4096) uint8_t counters[WIRE_COUNTER_PAGE_BYTES];

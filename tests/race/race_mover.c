@@ -95,6 +95,24 @@ static bool ended_well(const task *k)
     return k->job.job.status == KVS_OK || k->job.job.status == KVS_E_CANCELLED;
 }
 
+/* In parts: the mover may have begun by the second one. */
+static void hand_over(mover *m, mover_job *j, bool in_parts)
+{
+    if (!in_parts) {
+        mover_submit(m, j);
+        return;
+    }
+    j->n_items = 0;
+    mover_begin(m, j, ITEMS);
+    while (j->n_items < ITEMS - 1) {
+        j->n_items++;
+        mover_add(m, j);
+        sched_yield();
+    }
+    j->n_items++;
+    mover_complete(m, j);
+}
+
 static void one_round(world *w)
 {
     kvs_err err;
@@ -108,7 +126,7 @@ static void one_round(world *w)
         prepare(w, t);
         never += w->tasks[t].job.job.after_value == UINT64_MAX;
         mover_expect(w->movers[t % 2]);
-        mover_submit(w->movers[t % 2], &w->tasks[t].job);
+        hand_over(w->movers[t % 2], &w->tasks[t].job, t % 8 < 4);
         if (t % 4 == 3)
             disturb(w, (unsigned)rand() % (t + 1));
     }

@@ -39,7 +39,8 @@ struct mover {
     uint32_t depth; /* batches that are kept queued */
     sums *sums;     /* NULL: the device is no faster than one thread's sums */
     bool early;     /* jobs begin before all of their items are there */
-    bool lost;      /* the thread's: the device has said so once */
+    _Atomic bool alone;
+    bool lost; /* the thread's: the device has said so once */
     _Atomic uint64_t blocks, bytes, kernel_bytes;
     struct {
         _Atomic uint64_t blocks, bytes, busy_us;
@@ -178,20 +179,28 @@ static uint64_t nominal_piece(const region_map *map)
     return map->cross_layer || map->n_planes == 0 ? map->slot_bytes : map->slot_bytes / map->n_planes;
 }
 
+/* At most.  What is summed while it comes in may not come in large lumps. */
+static uint64_t full_batch(const run *r, bool summed)
+{
+    bool alone = atomic_load_explicit(&r->m->alone, memory_order_relaxed);
+
+    return r->m->now.batch_bytes * (alone && !summed ? MOVER_ALONE : 1);
+}
+
 /* Bytes of the next batch. */
 static uint64_t size_batch(const run *r)
 {
     const mover_job *j = r->j;
-    uint64_t most = r->m->now.batch_bytes, all = (r->open ? j->n_most : r->n_items) * j->map->slot_bytes;
-    uint64_t left = all - j->queued_bytes;
-    uint64_t last = r->m->sums != NULL && j->checksum && all > LAST_BYTES ? LAST_SUMMED : LAST_BYTES;
-    uint64_t first = j->n_batches < FULL_BATCHES ? FIRST_BYTES << j->n_batches : most;
+    bool summed = r->m->sums != NULL && j->checksum;
+    uint64_t full = full_batch(r, summed), all = (r->open ? j->n_most : r->n_items) * j->map->slot_bytes;
+    uint64_t left = all - j->queued_bytes, last = summed && all > LAST_BYTES ? LAST_SUMMED : LAST_BYTES;
+    uint64_t first = j->n_batches < FULL_BATCHES ? FIRST_BYTES << j->n_batches : full;
+    uint64_t most = first < full ? first : full;
 
     if (r->m->depth == 1)
-        return most;
-    most = first < most ? first : most;
+        return r->m->now.batch_bytes;
     if (left <= last || left >= 2 * most)
-        return left <= last && last < r->m->now.batch_bytes ? last : most;
+        return left <= last && last < full ? last : most;
     left = left / 2 / 4096 * 4096;
     return left > last ? left : last < most ? last : most;
 }
@@ -577,6 +586,11 @@ void mover_set(mover *m, const mover_settings *s)
     (void)pthread_mutex_lock(&m->lock);
     m->set = *s;
     (void)pthread_mutex_unlock(&m->lock);
+}
+
+void mover_alone(mover *m, bool alone)
+{
+    atomic_store_explicit(&m->alone, alone, memory_order_relaxed);
 }
 
 void mover_kick(mover *m)

@@ -655,6 +655,38 @@ Test(mover, ends_with_shorter_ones_still_where_they_are_summed)
     taper(DEVICE_STORE, true, UINT64_C(2) << 20);
 }
 
+/* The longest batch of a job of 48 MiB where at most 2 MiB are set. */
+static uint64_t longest(device_dir dir, bool checksum, bool alone)
+{
+    mover_settings s = {.batch_bytes = UINT64_C(2) << 20};
+    uint64_t most = 0;
+    task *k;
+
+    dev.ops.depth = 2;
+    start(dir, true, PLANES, UINT64_C(2) << 20);
+    mover_set(m, &s);
+    mover_alone(m, alone);
+    k = make(0, 0, SLOTS);
+    k->job.checksum = checksum;
+    n_done = 0;
+    submit(k);
+    cr_assert(sink_run_until(&done, 1));
+    for (unsigned b = 0; b < stub_count(&dev, STUB_COPY); b++)
+        most = dev.batch_bytes[b] > most ? dev.batch_bytes[b] : most;
+    end();
+    stub_fini(&dev);
+    stub_init(&dev);
+    return most;
+}
+
+Test(mover, makes_longer_batches_while_nobody_else_could_come_in_between)
+{
+    cr_assert_eq(longest(DEVICE_LOAD, false, false), UINT64_C(2) << 20);
+    cr_assert_eq(longest(DEVICE_LOAD, false, true), UINT64_C(8) << 20);
+    cr_assert_eq(longest(DEVICE_STORE, false, true), UINT64_C(8) << 20);
+    cr_assert_eq(longest(DEVICE_STORE, true, true), UINT64_C(2) << 20, "sums begin when a batch has landed");
+}
+
 Test(mover, does_not_cut_one_block)
 {
     dev.ops.depth = 2;

@@ -26,7 +26,7 @@ enum {
     SPIN_NS = 300000, /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
     STEP_NS = 50000,  /* of the sleep, where nobody wakes us */
     EARLY_NS = 80000, /* a timer may come that much too late */
-    BYTES_A_NS = 55,  /* of a copy, at best: it is not worth looking before */
+    BYTES_A_NS = 56,  /* of a copy, at best: it is not worth looking before */
     HEAD_BYTES = 64,  /* of the buffers for small inputs: the count of bad entries */
     SCALE_BYTES = 4,  /* behind them: the scale of an mla_fp8 view */
 };
@@ -39,9 +39,12 @@ typedef struct cuda_queue {
     cudaEvent_t events[MARKS];
     bool copies; /* else it is for kernels */
     uint64_t given, reached;
-    uint64_t not_before[MARKS]; /* when a mark's copies can be done, by the monotonic clock */
-    uint64_t busy_until;        /* the same of all that was queued */
-    bool no_batches;            /* the driver is too old for them */
+    uint64_t bytes[MARKS];     /* of all copies ever queued up to a mark */
+    uint64_t queued_ns[MARKS]; /* when */
+    uint64_t all_bytes;        /* queued */
+    uint64_t reached_bytes;    /* up to `reached`, and when that was seen */
+    uint64_t reached_ns;
+    bool no_batches; /* the driver is too old for them */
     void *dsts[BATCH];
     const void *srcs[BATCH];
     size_t sizes[BATCH];
@@ -78,14 +81,14 @@ static void nap(uint64_t ns)
 
 /* Sleep while a copy cannot be done yet, spin when it is about to be, and then leave the rest to the driver or look again
  * from time to time. */
-static cudaError_t event_wait(const cuda_queue *q, cudaEvent_t event, uint64_t not_before)
+static cudaError_t event_wait(const cuda_queue *q, cudaEvent_t event, uint64_t earliest)
 {
     cudaError_t e = cudaEventQuery(event);
     uint64_t now = now_ns(), end;
 
     /* Estimates are of milliseconds; a second is a queue that is very full, and no reason to oversleep. */
-    if (e == cudaErrorNotReady && not_before > now + 2 * EARLY_NS && not_before - now < 1000000000u)
-        nap(not_before - now - EARLY_NS);
+    if (e == cudaErrorNotReady && earliest > now + 2 * EARLY_NS && earliest - now < 1000000000u)
+        nap(earliest - now - EARLY_NS);
     for (end = now_ns() + SPIN_NS; e == cudaErrorNotReady && now_ns() < end;)
         e = cudaEventQuery(event);
     while (e == cudaErrorNotReady && q->copies) {
@@ -108,15 +111,27 @@ static kvs_status queue_broke(cuda_queue *q, kvs_err *err, const char *call, cud
     return KVS_E_DEVICE_LOST;
 }
 
+/* When the copies up to a mark can be done: those behind the last one that was reached began when that was, or when they were
+ * queued. */
+static uint64_t not_before(const cuda_queue *q, uint64_t mark)
+{
+    uint64_t queued = q->queued_ns[(q->reached + 1) % MARKS];
+    uint64_t began = queued > q->reached_ns ? queued : q->reached_ns;
+
+    return began + (q->bytes[mark % MARKS] - q->reached_bytes) / BYTES_A_NS;
+}
+
 static kvs_status reach(cuda_queue *q, uint64_t mark, kvs_err *err)
 {
     cudaError_t e;
 
     if (mark > q->reached) {
-        e = event_wait(q, q->events[mark % MARKS], q->not_before[mark % MARKS]);
+        e = event_wait(q, q->events[mark % MARKS], not_before(q, mark));
         if (e != cudaSuccess)
             return queue_broke(q, err, "cudaEventSynchronize", e);
         q->reached = mark;
+        q->reached_bytes = q->bytes[mark % MARKS];
+        q->reached_ns = now_ns();
     }
     if (q->ret_bad != NULL && q->reached >= q->kernel_mark) {
         memcpy(q->ret_bad, q->input, sizeof *q->ret_bad);
@@ -136,7 +151,8 @@ static kvs_status give_mark(cuda_queue *q, uint64_t *ret, kvs_err *err)
     e = cudaEventRecord(q->events[mark % MARKS], q->stream);
     if (e != cudaSuccess)
         return queue_broke(q, err, "cudaEventRecord", e);
-    q->not_before[mark % MARKS] = q->busy_until;
+    q->bytes[mark % MARKS] = q->all_bytes;
+    q->queued_ns[mark % MARKS] = now_ns();
     *ret = q->given = mark;
     return KVS_OK;
 }
@@ -322,7 +338,6 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, dev
 {
     cuda_queue *q = (cuda_queue *)dq;
     kvs_status s = cuda_enter(device_of(q), err);
-    uint64_t bytes = 0, now;
     cudaError_t end;
 
     if (s != KVS_OK)
@@ -338,9 +353,7 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, dev
     if (s != KVS_OK)
         return s;
     for (size_t i = 0; i < n; i++)
-        bytes += c[i].bytes;
-    now = now_ns();
-    q->busy_until = (q->busy_until > now ? q->busy_until : now) + bytes / BYTES_A_NS;
+        q->all_bytes += c[i].bytes;
     return give_mark(q, ret_mark, err);
 }
 

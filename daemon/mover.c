@@ -201,7 +201,8 @@ static uint64_t size_batch(const run *r)
         return r->m->now.batch_bytes;
     if (left <= last || left >= 2 * most)
         return left <= last && last < full ? last : most;
-    left = left / 2 / 4096 * 4096;
+    left = (summed ? left / 2 : left - last) / 4096 * 4096; /* the fewer bytes come last, the sooner they are summed */
+    left = left < most ? left : most;
     return left > last ? left : last < most ? last : most;
 }
 

@@ -49,7 +49,7 @@ static bool compute_stop(request *r, bool running)
         job *j = &x->jobs[i].job.job;
 
         if (x->jobs[i].back) {
-            untouched = untouched && j->status == KVS_E_CANCELLED;
+            untouched = untouched && atomic_load(&j->state) == JOB_DROPPED;
             continue;
         }
         if (job_drop(j))

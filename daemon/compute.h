@@ -3,8 +3,8 @@
 
 /* Compute: a request that runs kernels over views, WRITE (op_write.c), DECODE and EXTEND (op_attend.c).
  *
- * Everything that a kernel will use as an index or an address is checked, on the daemon's own copy, before a job exists.  WRITE is one decoder job with many calls; each call of DECODE and EXTEND is a job of its own, with its own
- * counters.
+ * Everything that a kernel will use as an index or an address is checked, on the daemon's own copy, before a job exists.
+ * WRITE is one decoder job with many calls; each call of DECODE and EXTEND is a job of its own, with its own counters.
  *
  * Knows requests, regions and the decoder.  Knows no operands of an operation.  Loop thread only.  A compute and all of its
  * arrays belong to the request. */

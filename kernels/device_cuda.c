@@ -233,6 +233,7 @@ kvs_status device_cuda_find(const uint8_t uuid[16], uint32_t *ret_ordinal, kvs_e
 {
     uint32_t n = 0;
     kvs_status s = device_cuda_count(&n, err);
+    char text[KVS_UUID_TEXT_BYTES];
 
     for (uint32_t i = 0; i < n && s == KVS_OK; i++) {
         struct cudaDeviceProp p;
@@ -243,11 +244,10 @@ kvs_status device_cuda_find(const uint8_t uuid[16], uint32_t *ret_ordinal, kvs_e
             return KVS_OK;
         }
     }
-    return s != KVS_OK ? s
-                       : kvs_fail(err, KVS_E_NOT_FOUND,
-                                  "cuda device: none of %" PRIu32 " GPUs has the UUID that begins with "
-                                  "%02x%02x%02x%02x",
-                                  n, uuid[0], uuid[1], uuid[2], uuid[3]);
+    if (s != KVS_OK)
+        return s;
+    kvs_cuda_uuid_text(uuid, text);
+    return kvs_fail(err, KVS_E_NOT_FOUND, "cuda device: none of %" PRIu32 " GPUs has UUID %s", n, text);
 }
 
 static kvs_status check_sharing(cuda_device *d, kvs_err *err)

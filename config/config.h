@@ -68,7 +68,8 @@ enum {
     INT(mover_kernel_blocks, "mover.kernel_blocks", 0, 0, 1024, "thread blocks", true,                                 \
         "most that a copy by kernel takes at once; 0 = what the calibration found to be enough")                       \
     SIZE(mover_batch_bytes, "mover.batch_bytes", CONFIG_MIB(16), CONFIG_KIB(64), CONFIG_GIB(1), true,                  \
-         "bytes that are handed to a device at once; more urgent work waits for one or two such batches")              \
+         "bytes that are handed to a device at once; more urgent work waits for one or two such batches.  Four times " \
+         "that where only one tenant has clients, but for stores with checksums")                                      \
     PATH(mover_calibration, "mover.calibration", "/var/lib/kvstrided", true,                                           \
          "folder of the tables that kvstridectl calibrate makes")                                                      \
     INT(max_clients, "limits.max_clients", 256, 1, 65536, "connections", true,                                         \

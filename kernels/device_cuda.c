@@ -43,7 +43,6 @@ kvs_status device_cuda_get_info(device *d, device_cuda_info *ret, kvs_err *err)
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include "kernels/cuda_device.h"
 #include "kernels/cuda_error.h"

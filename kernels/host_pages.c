@@ -3,13 +3,13 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "kernels/host_memory.h"
+#include "proto/cpus.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_READ  22
@@ -89,19 +89,10 @@ static void *share_main(void *arg)
     return NULL;
 }
 
-/* Those that this process may run on: a thread more would only take turns. */
-static uint64_t usable_cpus(void)
-{
-    cpu_set_t set;
-
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? (uint64_t)CPU_COUNT(&set)
-                                                       : 1; /* more than a set holds: not known */
-}
-
 /* In order, each of whole shares' sizes but the last.  Returns how many. */
 static uint32_t share_out(const range *r, void (*work)(share *), share s[MAX_THREADS])
 {
-    uint64_t n = r->bytes / SHARE_BYTES, cpus = usable_cpus(), each, at = 0;
+    uint64_t n = r->bytes / SHARE_BYTES, cpus = cpus_usable(), each, at = 0;
     uint32_t i = 0;
 
     n = n < cpus ? n : cpus;

@@ -15,7 +15,7 @@ enum {
     ENGINE_COPIES = 256, /* of a batch */
     KERNEL_COPIES = 1024,
     SHARED_BLOCKS = 2,
-    SUM_THREADS = 12,  /* some 8 GB/s each, from memory; a link has 55, and copies go on beside them */
+    SUM_THREADS = 16,  /* 4 to 8 GB/s each, from memory; a link has 55, and copies go on beside them */
     FULL_BATCHES = 16, /* of a job, from which on its batches are no shorter for being its first ones */
 };
 /* Where batches are queued ahead, a job begins and ends with small ones: the first is on its way at once, and not much is
@@ -474,12 +474,12 @@ static const worker_ops load_ops[2] = {{"kvs-load", mover_start, mover_turn, mov
 static const worker_ops store_ops[2] = {{"kvs-store", mover_start, mover_turn, mover_stop, false},
                                         {"kvs-store", mover_start, mover_turn, mover_stop, true}};
 
-/* Beside the mover's own thread; a core is left to the loop. */
+/* At most: the movers, the loop and the clients need some, too. */
 static unsigned sum_threads(void)
 {
-    unsigned cpus = cpus_usable();
+    unsigned cpus = cpus_usable(), most = cpus < 8 ? (cpus + 1) / 2 : cpus * 3 / 4;
 
-    return cpus > 2 ? (cpus - 2 < SUM_THREADS ? cpus - 2 : SUM_THREADS) : 1;
+    return most < SUM_THREADS ? most : SUM_THREADS;
 }
 
 kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink, kvs_err *err)

@@ -183,6 +183,7 @@ static bool write_plane(desk *k, uint32_t plane, rnd *r)
                                .k_pe_stride = ROW,
                                .slot_mapping = mapping,
                                .n_tokens = n,
+                               .src_type = FORMAT[plane] == KVS_FORMAT_mla_fp8 ? KVS_VALUE_BF16 : 0,
                                .scale = &scale};
 
     a.slot_mapping = mapping;

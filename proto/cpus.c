@@ -34,7 +34,7 @@ static unsigned quota_of(const char *dir)
         !(read_words(dir, "cpu.cfs_quota_us", quota, rest) && read_words(dir, "cpu.cfs_period_us", period, rest)))
         return UINT_MAX;
     cpus = strtod(period, NULL) > 0 ? strtod(quota, NULL) / strtod(period, NULL) : 0; /* "max", -1: no limit */
-    if (cpus <= 0 || cpus > MOST_CPUS)
+    if (!(cpus > 0 && cpus <= MOST_CPUS))                                             /* what is no number, too */
         return UINT_MAX;
     return cpus < 1 ? 1 : (unsigned)cpus;
 }

@@ -41,6 +41,8 @@ static void open_on(fx *f, bool two)
     sink_init(&f->sink);
     cr_assert_eq(device_cpu_open(&inner, &err), KVS_OK, "%s", err.msg);
     cr_assert_eq(fault_device_open(inner, &f->dev, &err), KVS_OK, "%s", err.msg);
+    if (f->depth > 0)
+        fault_device_pretend(f->dev, f->depth, false);
     if (two)
         cr_assert_eq(device_cpu_open(&f->second, &err), KVS_OK, "%s", err.msg);
     all[0] = f->dev;
@@ -168,6 +170,12 @@ static void hello(fx_client *c)
 void fx_client_open(fx_client *c, fx *f)
 {
     fx_connect(c, f, false);
+    hello(c);
+}
+
+void fx_client_open_tenant(fx_client *c, fx *f, uint32_t tenant)
+{
+    fx_connect_tenant(c, f, tenant);
     hello(c);
 }
 

@@ -1,7 +1,11 @@
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "daemon/core.h"
 #include "proto/cpus.h"
@@ -17,11 +21,13 @@ enum {
     LAYERS = 16,
     TOKENS = 64,
     WORDS = LAYERS * TOKENS * 1152 / 8, /* 1.1 MiB: some seven blocks are a first part */
-    MOST = 20,                          /* keys of a list */
+    MOST = 20,                          /* keys of a list that may be copied */
+    PAD = 100,                          /* of others behind each, so that a list takes its time */
     OPEN = 2,                           /* requests of a client at a time, each with slots of its own */
     OWN = OPEN * MOST,
     SPARE = 6, /* slots for the daemon to choose from */
     KEYS = 40,
+    NOWHERE = KEYS, /* a key that nobody stores */
     POOL = 28,
     QUOTA = 12, /* blocks */
     STEPS = 1500,
@@ -39,8 +45,9 @@ typedef struct ask {
     uint64_t id; /* 0: none */
     bool is_load, stuck;
     uint32_t n, counter; /* counter: that it waits for, plus one; 0: none */
-    uint64_t key[MOST];
-    bool any[MOST]; /* the daemon chooses the slot */
+    uint32_t group;      /* a key and what is behind it */
+    uint64_t key[MOST * (1 + PAD)];
+    bool any[MOST * (1 + PAD)]; /* the daemon chooses the slot */
 } ask;
 
 typedef struct user {
@@ -63,6 +70,40 @@ typedef struct world {
 static bool one_in(world *w, uint64_t n)
 {
     return rnd_below(&w->r, n) == 0;
+}
+
+/* ---- the loop stumbles ---- */
+
+static timer_t stumbles;
+
+static void walk_on(void)
+{
+    struct itimerspec t = {.it_value = {0, 40000}};
+
+    (void)timer_settime(stumbles, 0, &t, NULL);
+}
+
+/* At some moment of whatever the loop does it stands for a while, and the movers go on. */
+static void stumble(int sig)
+{
+    struct timespec t = {0, 100000};
+    int e = errno;
+
+    (void)sig;
+    (void)nanosleep(&t, NULL);
+    walk_on();
+    errno = e;
+}
+
+static void begin_to_stumble(void)
+{
+    struct sigaction a = {.sa_handler = stumble, .sa_flags = SA_RESTART};
+    struct sigevent to = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGUSR1};
+
+    to._sigev_un._tid = gettid();
+    cr_assert_eq(sigaction(SIGUSR1, &a, NULL), 0);
+    cr_assert_eq(timer_create(CLOCK_MONOTONIC, &to, &stumbles), 0);
+    walk_on();
 }
 
 /* ---- blocks ---- */
@@ -180,9 +221,9 @@ static void let_go(world *w)
 
 /* ---- requests ---- */
 
-static wire_slot_ref *slots_of(user *u, const ask *x)
+static wire_slot_ref slot_of(const user *u, const ask *x, uint32_t i)
 {
-    return u->own + (x - u->open) * MOST;
+    return u->own[(x - u->open) * MOST + i / x->group];
 }
 
 static void put_key(wire_out *o, uint64_t n)
@@ -197,19 +238,29 @@ static void put_list(user *u, const ask *x, wire_out *o, bool keys)
 {
     for (uint32_t i = 0; i < x->n && keys; i++)
         put_key(o, x->key[i]);
-    for (uint32_t i = 0; i < x->n; i++)
-        wire_put_slot_ref(o, x->any[i] ? &(wire_slot_ref){WIRE_NONE32, 0} : &slots_of(u, x)[i]);
+    for (uint32_t i = 0; i < x->n; i++) {
+        wire_slot_ref own = slot_of(u, x, i);
+
+        wire_put_slot_ref(o, x->any[i] ? &(wire_slot_ref){WIRE_NONE32, 0} : &own);
+    }
 }
 
-/* Anything goes: twice the same, what nobody has, runs of a chain. */
+/* Anything goes: twice the same, what nobody has, runs of a chain.  Behind each key come such as are nowhere, or in a store
+ * the same again, from the same slot. */
 static void draw_keys(world *w, ask *x)
 {
     uint64_t at = rnd_below(&w->r, KEYS);
     bool twice = one_in(w, 3);
 
     for (uint32_t i = 0; i < x->n; i++) {
+        x->any[i] = x->is_load && i % x->group != 0;
+        x->key[i] = x->is_load ? NOWHERE : at;
+        if (i % x->group != 0)
+            continue;
         at = one_in(w, 4) ? rnd_below(&w->r, KEYS) : (at + 1) % KEYS;
-        x->key[i] = twice && i > 0 && one_in(w, 4) ? x->key[rnd_below(&w->r, i)] : at;
+        if (twice && i > 0 && one_in(w, 4))
+            at = x->key[rnd_below(&w->r, i / x->group) * x->group];
+        x->key[i] = at;
     }
 }
 
@@ -234,8 +285,8 @@ static void begin_store(world *w, user *u, ask *x)
                         .after_value = u->raised + 1,
                         .signal_value = x->id};
 
-    for (uint32_t i = 0; i < x->n; i++)
-        fill(u, slots_of(u, x)[i].slot, x->key[i]);
+    for (uint32_t i = 0; i < x->n; i += x->group)
+        fill(u, slot_of(u, x, i).slot, x->key[i]);
     wire_put_store_req(&b->out, &q);
     put_list(u, x, &b->out, true);
     x->id = fx_send_deadline(&u->c, WIRE_STORE, draw_deadline(w), b);
@@ -257,8 +308,10 @@ static void begin_load(world *w, user *u, ask *x)
     wire_load_req q = load_head(u, x);
 
     for (uint32_t i = 0; i < x->n; i++) {
+        if (i % x->group != 0)
+            continue;
         x->any[i] = one_in(w, 5);
-        slot_at(u, slots_of(u, x)[i].slot)[0] = ~UINT64_C(0);
+        slot_at(u, slot_of(u, x, i).slot)[0] = ~UINT64_C(0);
     }
     wire_put_load_req(&b->out, &q);
     put_list(u, x, &b->out, true);
@@ -313,7 +366,8 @@ static void begin(world *w, user *u, ask *x)
 {
     uint64_t kind = rnd_below(&w->r, 5);
 
-    *x = (ask){.is_load = kind < 3, .n = (uint32_t)rnd_below(&w->r, MOST + 1)};
+    *x = (ask){.is_load = kind<3, .group = kind> 0 && one_in(w, 2) ? 1 + PAD : 1};
+    x->n = (uint32_t)rnd_below(&w->r, MOST + 1) * x->group;
     draw_keys(w, x);
     draw_after(w, u, x);
     if (kind == 0)
@@ -352,7 +406,7 @@ static void check_load(world *w, user *u, ask *x, wire_in *in)
     wire_get_load_rep(in, &rep);
     cr_assert_eq(rep.n, x->n);
     for (uint32_t i = 0; i < rep.n; i++) {
-        uint32_t own = slots_of(u, x)[i].slot;
+        uint32_t own = slot_of(u, x, i).slot;
         wire_load_result r;
 
         wire_get_load_result(in, &r);
@@ -590,6 +644,7 @@ Test(core_parts, whatever_ends_a_job_that_began_early_nothing_is_wrong_or_left)
     static world w;
 
     w.r = rnd_open("core_parts", 5);
+    begin_to_stumble();
     open_world(&w);
     for (int n = 0; n < STEPS; n++) {
         step(&w);
@@ -610,6 +665,8 @@ Test(core_parts, every_job_ends_when_the_device_is_lost)
     static world w;
     rnd r = rnd_open("core_parts_lost", 7);
     unsigned lost = 0;
+
+    begin_to_stumble();
 
     for (int round = 0; round < 12; round++) {
         memset(&w, 0, sizeof w);

@@ -69,6 +69,9 @@ enum {
         "most that a copy by kernel takes at once; 0 = what the calibration found to be enough")                       \
     SIZE(mover_batch_bytes, "mover.batch_bytes", CONFIG_MIB(16), CONFIG_KIB(64), CONFIG_GIB(1), true,                  \
          "bytes that are handed to a device at once; more urgent work waits for one or two such batches")              \
+    WORD(mover_exchange, "mover.exchange", "auto", "auto|on|off", true,                                                \
+         "two GPUs that load the same blocks for one tenant each load half and copy the rest from each other; auto = " \
+         "where the calibration shows a gain")                                                                         \
     PATH(mover_calibration, "mover.calibration", "/var/lib/kvstrided", true,                                           \
          "folder of the tables that kvstridectl calibrate makes")                                                      \
     INT(max_clients, "limits.max_clients", 256, 1, 65536, "connections", true,                                         \

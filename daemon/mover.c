@@ -55,8 +55,9 @@ typedef struct run {
     uint64_t limit;  /* of bytes */
     size_t n_limit;  /* of copies */
     uint64_t turn_bytes;
-    uint32_t most;    /* blocks that it may touch */
-    uint64_t n_whole; /* blocks copied whole so far */
+    uint32_t most;     /* blocks that it may touch */
+    uint64_t n_whole;  /* blocks copied whole so far */
+    uint64_t n_pulled; /* of these, from a twin */
 } run;
 
 static uint32_t planes(const region_map *map)
@@ -146,8 +147,6 @@ static void fill(run *r)
 {
     uint32_t n_items = 0;
 
-    r->n = 0;
-    r->bytes = 0;
     for (; r->at.item < r->j->n_items && r->bytes < r->limit && n_items < r->most; n_items++) {
         mover_item *it = &r->j->items[r->at.item];
         bool fresh = r->at.plane == 0 && r->at.offset == 0;
@@ -184,17 +183,27 @@ static uint64_t size_batch(const run *r)
     return left > last ? left : last < most ? last : most;
 }
 
-static void submit(run *r)
+/* The batch begins where the job is. */
+static mover_batch *begin_batch(run *r)
 {
     mover *m = r->m;
-    mover_batch *b = &r->j->flying[r->j->n_flying++];
+    mover_batch *b = &r->j->flying[r->j->n_flying];
     uint64_t now = thread_now_us();
     device_how how = route_choose(&m->route, &m->now.rules, nominal_piece(r->j->map), now);
 
     *b = (mover_batch){.from = r->at, .how = how, .queued_us = now};
-    r->limit = size_batch(r);
     r->n_limit = how.means == DEVICE_BY_KERNEL ? KERNEL_COPIES : ENGINE_COPIES;
-    fill(r);
+    r->n = 0;
+    r->bytes = 0;
+    return b;
+}
+
+/* It is filled: off to the device. */
+static void send_batch(run *r, mover_batch *b)
+{
+    mover *m = r->m;
+
+    r->j->n_flying++;
     b->to = r->at;
     b->bytes = r->bytes;
     r->j->queued_bytes += r->bytes;
@@ -202,9 +211,18 @@ static void submit(run *r)
     if (r->n == 0)
         return;
     beat_mark(BEAT_IN_CALL);
-    b->status = m->dev->ops->copy(m->queue, m->copies, r->n, how, &b->mark, &b->err);
+    b->status = m->dev->ops->copy(m->queue, m->copies, r->n, b->how, &b->mark, &b->err);
     beat_mark(BEAT_RUNNING);
     b->queued = b->status == KVS_OK;
+}
+
+static void submit(run *r)
+{
+    mover_batch *b = begin_batch(r);
+
+    r->limit = size_batch(r);
+    fill(r);
+    send_batch(r, b);
 }
 
 /* What the batch did for one of its items; whole: its last byte was in there.  True: it is all there. */
@@ -256,11 +274,145 @@ static void finish_item(run *r, mover_item *it)
     (void)atomic_fetch_add_explicit(&m->bytes, r->j->map->slot_bytes, memory_order_relaxed);
 }
 
+/* ---- a job with a twin: whole blocks, in the order in which they are taken ---- */
+
+/* With the block before it in the batch: as in may_join; addresses of the twin's device are in no arena. */
+static bool may_join_taken(const run *r, uint32_t block, bool pulled)
+{
+    const mover_job *j = r->j;
+    uint32_t before = r->n > 0 ? j->order[r->at.item - 1] : block;
+
+    return before + 1 == block && (pulled || (j->items[block].run != 0 && j->items[block].run == j->items[before].run));
+}
+
+static void fill_shared(run *r, twin_from from)
+{
+    mover_job *j = r->j;
+    const region_plane *p = &j->map->planes[0];
+    uint64_t bytes = j->map->slot_bytes;
+    bool pulled = from == TWIN_FROM_TWIN;
+    const uint8_t *at = NULL;
+    uint32_t block = 0;
+
+    for (uint32_t n = 0; n < r->most && r->n < r->n_limit && (n == 0 || r->bytes + bytes <= r->limit); n++) {
+        if (!twin_take(j->twin, j->side, from, &block, &at))
+            return;
+        r->n_before = may_join_taken(r, block, pulled) ? 0 : r->n;
+        (void)add_copy(r, pulled ? (uint8_t *)(uintptr_t)at : j->items[block].host,
+                       p->base + (uint64_t)j->items[block].slot * p->stride, bytes);
+        j->order[r->at.item] = block;
+        next_item(r);
+    }
+}
+
+/* Half of what is open is the twin's.  Small batches at the end: what is on its way then is what the twin must wait for. */
+static uint64_t size_shared(const run *r, twin_from from)
+{
+    const mover_job *j = r->j;
+    uint64_t most = r->m->now.batch_bytes, left = twin_open(j->twin) * j->map->slot_bytes / 4;
+    uint64_t first = j->n_batches < FULL_BATCHES ? FIRST_BYTES << j->n_batches : most;
+
+    if (from != TWIN_FROM_HOST)
+        return most;
+    most = first < most ? first : most;
+    return left < most ? left : most;
+}
+
+static bool submit_kind(run *r, twin_from from)
+{
+    bool pulled = from == TWIN_FROM_TWIN;
+    mover_batch *b = begin_batch(r);
+
+    b->pulled = pulled;
+    if (pulled)
+        b->how = (device_how){DEVICE_FROM_PEER, 0};
+    r->limit = size_shared(r, from);
+    fill_shared(r, from);
+    if (r->n == 0)
+        return false;
+    send_batch(r, b);
+    return true;
+}
+
+/* What is missing cannot be taken: is it about to land at the twin's?  That gets a moment, when nothing else is to be done. */
+static bool may_hope(mover_job *j)
+{
+    uint64_t now = thread_now_us();
+
+    if (!twin_may_hope(j->twin, j->side))
+        return false;
+    if (j->n_flying > 0)
+        return true;
+    if (j->hopes_since_us == 0)
+        j->hopes_since_us = now;
+    thread_relax();
+    return now - j->hopes_since_us < TWIN_PATIENCE_US;
+}
+
+/* The own link first: the batches from the twin go beside it. */
+static bool submit_shared(run *r, uint32_t depth)
+{
+    mover_job *j = r->j;
+    uint32_t pulls = 0, own;
+
+    for (uint32_t i = 0; i < j->n_flying; i++)
+        pulls += j->flying[i].pulled;
+    own = j->n_flying - pulls;
+    if (own < depth && submit_kind(r, TWIN_FROM_HOST))
+        return true;
+    if (pulls == MOVER_MAX_PULLS)
+        return false;
+    if (submit_kind(r, TWIN_FROM_TWIN)) {
+        j->hopes_since_us = 0;
+        return true;
+    }
+    return own < depth && !may_hope(j) && submit_kind(r, TWIN_ANYWAY);
+}
+
+static void settle_shared(run *r, const mover_batch *b)
+{
+    mover_job *j = r->j;
+
+    for (uint32_t i = b->from.item; i < b->to.item; i++) {
+        uint32_t block = j->order[i];
+
+        if (b->pulled)
+            twin_read_over(j->twin, j->side);
+        if (b->pulled && b->status != KVS_OK) {
+            twin_again(j->twin, j->side, block);
+            continue;
+        }
+        if (settle_item(&j->items[block], true, b->status)) {
+            finish_item(r, &j->items[block]);
+            r->n_pulled += b->pulled;
+        }
+        if (!b->pulled && b->status == KVS_OK)
+            twin_landed(j->twin, j->side, block);
+        else if (!b->pulled)
+            twin_failed(j->twin, j->side, block);
+    }
+}
+
+/* The job is over, and with it what a lost device has left flying.  The loop holds its answer back while the twin reads. */
+static void end_shared(mover_job *j)
+{
+    for (uint32_t i = 0; i < j->n_flying; i++)
+        for (uint32_t k = j->flying[i].from.item; j->flying[i].pulled && k < j->flying[i].to.item; k++)
+            twin_read_over(j->twin, j->side);
+    j->n_flying = 0;
+    if (!twin_end(j->twin, j->side))
+        j->job.signal_by_worker = false;
+}
+
 /* A batch is over. */
 static void settle(run *r, const mover_batch *b)
 {
     mover_job *j = r->j;
 
+    if (j->twin != NULL) {
+        settle_shared(r, b);
+        return;
+    }
     if (b->status != KVS_OK)
         drop_open_sum(r);
     for (uint32_t i = b->from.item; i < b->to.item; i++)
@@ -281,11 +433,23 @@ static void fail_all(mover *m, mover_job *j, const kvs_err *err)
     job_note(&j->job, KVS_E_DEVICE_LOST, err);
 }
 
-/* Is there more to queue, and room for it? */
-static bool may_submit(const run *r, uint32_t depth)
+/* Nothing of it is left to be queued. */
+static bool all_queued(const run *r)
 {
-    return r->at.item < r->j->n_items && r->j->n_flying < depth &&
-           !atomic_load_explicit(&r->j->job.stop, memory_order_relaxed);
+    return r->j->twin != NULL ? twin_missing(r->j->twin, r->j->side) == 0 : r->at.item >= r->j->n_items;
+}
+
+/* Queue the next batch, if there is one and room for it. */
+static bool submit_next(run *r, uint32_t depth)
+{
+    if (all_queued(r) || atomic_load_explicit(&r->j->job.stop, memory_order_relaxed))
+        return false;
+    if (r->j->twin != NULL)
+        return submit_shared(r, depth);
+    if (r->j->n_flying >= depth)
+        return false;
+    submit(r);
+    return true;
 }
 
 /* How a kernel did: it began when it was queued, or when the batch before it had ended. */
@@ -305,7 +469,7 @@ static void announce_end(run *r)
 
     for (uint32_t i = 0; i < j->n_flying; i++)
         flying += j->flying[i].bytes;
-    if (j->announced || r->at.item < j->n_items || flying > LAST_BYTES || r->m->depth == 1)
+    if (j->announced || !all_queued(r) || flying > LAST_BYTES || r->m->depth == 1)
         return;
     j->announced = true;
     if (r->m->sink.soon != NULL)
@@ -337,7 +501,7 @@ static bool has_ended(const run *r)
     job *j = &r->j->job;
     kvs_err err;
 
-    if (r->at.item >= r->j->n_items)
+    if (all_queued(r))
         return true;
     if (!atomic_load_explicit(&j->stop, memory_order_relaxed))
         return false;
@@ -357,8 +521,8 @@ static void queue_next(mover *m, uint32_t flying, uint32_t depth)
     if (j->n_batches == 0)
         j->n_batches = FULL_BATCHES; /* nothing waits for its first bytes */
     r.at = j->at;
-    while (flying + j->n_flying < depth && may_submit(&r, depth) && !j->items[r.at.item].verify) /* that takes long */
-        submit(&r);
+    while (!all_queued(&r) && (j->twin != NULL || !j->items[r.at.item].verify) && submit_next(&r, depth - flying))
+        ; /* to verify takes long */
     j->at = r.at;
 }
 
@@ -367,9 +531,9 @@ static bool run_batch(run *r, uint32_t depth)
 {
     mover_batch b;
 
-    while (may_submit(r, depth))
-        submit(r);
-    if (r->at.item >= r->j->n_items && r->j->n_flying > 0)
+    while (submit_next(r, depth))
+        ;
+    if (all_queued(r) && r->j->n_flying > 0)
         queue_next(r->m, r->j->n_flying, depth);
     if (r->j->n_flying > 0) {
         announce_end(r);
@@ -387,16 +551,23 @@ static bool run_batch(run *r, uint32_t depth)
     return r->j->n_flying == 0 && has_ended(r);
 }
 
+static void add_path(run *r, enum mover_path p, uint64_t n_blocks, uint64_t busy_us)
+{
+    (void)atomic_fetch_add_explicit(&r->m->path[p].blocks, n_blocks, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&r->m->path[p].bytes, n_blocks * r->j->map->slot_bytes, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&r->m->path[p].busy_us, busy_us, memory_order_relaxed);
+}
+
 static void count_path(run *r, uint64_t busy_us)
 {
     const mover_job *j = r->j;
     enum mover_path p = MOVER_DAEMON_REGION;
+    uint64_t pulling_us = r->n_pulled > 0 ? busy_us * r->n_pulled / r->n_whole : 0;
 
     if (j->imported)
         p = j->map->cross_layer ? MOVER_ENGINE_BLOCKS : MOVER_ENGINE_PAGES;
-    (void)atomic_fetch_add_explicit(&r->m->path[p].blocks, r->n_whole, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&r->m->path[p].bytes, r->n_whole * j->map->slot_bytes, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&r->m->path[p].busy_us, busy_us, memory_order_relaxed);
+    add_path(r, p, r->n_whole - r->n_pulled, busy_us - pulling_us);
+    add_path(r, MOVER_EXCHANGE, r->n_pulled, pulling_us);
 }
 
 static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
@@ -425,6 +596,8 @@ static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
         x->at = r.at;
         *ret_bytes = r.turn_bytes;
     }
+    if (ended && x->twin != NULL)
+        end_shared(x);
     return ended;
 }
 
@@ -495,6 +668,7 @@ void mover_submit(mover *m, mover_job *j)
     j->queued_bytes = 0;
     j->n_batches = 0;
     j->announced = false;
+    j->hopes_since_us = 0;
     j->at = (mover_place){0};
     /* What no batch has reached is cancelled: true of a dropped job and of the rest of a stopped one. */
     for (uint32_t i = 0; i < j->n_items; i++) {

@@ -12,6 +12,8 @@
  * device in bounded batches (settings; at most 256 copies by engine, 1,024 by kernel), adjacent pages of a block merged.  job.stop is
  * looked at before each batch; a block that is cut there is E_CANCELLED.  A batch that fails costs the items
  * that had bytes in it; a lost device costs every item, and every later job without another device call.
+ * A load with a twin (twin.h) takes its blocks in the order that the two of them make, whole ones; those that come from the
+ * twin's device go in batches of their own, beside the others.  A failed one of these costs nothing: its blocks come from the host.
  * While the last batches of a job are on their way the first ones of the next are queued behind them, within the same
  * depth, if no other tenant has ready jobs: many jobs in a row keep the link as busy as one. */
 
@@ -20,12 +22,14 @@
 #include "daemon/job.h"
 #include "daemon/route.h"
 #include "daemon/region_map.h"
+#include "daemon/twin.h"
 #include "kernels/device.h"
 
 typedef struct mover mover;
 
 /* 16 MiB reach 0.992 of the link, 32 MiB 0.995; more urgent work waits for the batches that the device has. */
 enum { MOVER_MAX_DEPTH = 4, MOVER_BATCH_BYTES = 16 << 20 };
+enum { MOVER_MAX_PULLS = 2, MOVER_MAX_FLYING = MOVER_MAX_DEPTH + MOVER_MAX_PULLS }; /* pulls: batches from a twin */
 #define MOVER_NO_SUM UINT32_MAX
 
 typedef struct mover_item {
@@ -46,7 +50,7 @@ typedef struct mover_batch { /* that the device has, or has refused */
     mover_place from, to;
     uint64_t mark, bytes, queued_us;
     device_how how;
-    bool queued;
+    bool queued, pulled; /* pulled: from the twin */
     kvs_status status;
     kvs_err err;
 } mover_batch;
@@ -56,12 +60,16 @@ typedef struct mover_job {
     const region_map *map;
     mover_item *items;
     uint32_t n_items;
-    bool checksum; /* store: compute it (else 0) */
-    bool imported; /* the slots are an engine's own: for the numbers only */
+    bool checksum;   /* store: compute it (else 0) */
+    bool imported;   /* the slots are an engine's own: for the numbers only */
+    twin *twin;      /* load: or NULL; then the map is cross-layer and nothing is to be verified */
+    unsigned side;   /* of it */
+    uint32_t *order; /* with a twin: [2 * n_items], the mover's: items as they were taken; places are in there then */
     /* The mover's: where the job stands, and its batches on the device, the oldest first. */
     mover_place at;
-    mover_batch flying[MOVER_MAX_DEPTH];
+    mover_batch flying[MOVER_MAX_FLYING];
     uint32_t n_flying;
+    uint64_t hopes_since_us; /* that the twin lands what is missing; 0: it does not */
     uint64_t queued_bytes;
     uint32_t n_batches; /* that were queued */
     bool announced;     /* that it is about to end */
@@ -73,6 +81,7 @@ enum mover_path {
     MOVER_DAEMON_REGION, /* whole blocks in a region of the daemon */
     MOVER_ENGINE_BLOCKS, /* whole blocks in an engine's memory */
     MOVER_ENGINE_PAGES,  /* a piece for each plane, there */
+    MOVER_EXCHANGE,      /* whole blocks that came from a twin's device, wherever they lie */
     MOVER_PATHS,
 };
 

@@ -2,6 +2,8 @@
 /* A queue of the cuda device: a stream, a ring of events for its marks, and what kernels need beside their operands.
  *
  * Marks are numbers; mark m has event m % MARKS.  At most MARKS are open: giving out another one waits for the oldest.
+ * Copies from another GPU go in a stream of their own, beside those from the host, which take other ways; the first stream waits
+ * for them before it gives out their mark, so that marks are reached in order.
  * A kernel call's small inputs (lengths, tables, slots) travel through one pinned buffer, so that a second call waits
  * for the first one to end.  Copies by kernel read their list of pieces from one of LISTS pinned lists, in turn: the next
  * use of one waits for the launch that read it. */
@@ -19,13 +21,14 @@
 
 enum {
     MARKS = 64,
-    BATCH = 256,      /* copies of one driver call */
-    LISTS = 4,        /* of pieces for the copy kernel */
-    SPIN_NS = 300000, /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
-    EARLY_NS = 80000, /* a timer may come that much too late */
-    BYTES_A_NS = 55,  /* of a copy, at best: it is not worth looking before */
-    HEAD_BYTES = 64,  /* of the buffers for small inputs: the count of bad entries */
-    SCALE_BYTES = 4,  /* behind them: the scale of an mla_fp8 view */
+    BATCH = 256,           /* copies of one driver call */
+    LISTS = 4,             /* of pieces for the copy kernel */
+    SPIN_NS = 300000,      /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
+    EARLY_NS = 80000,      /* a timer may come that much too late */
+    BYTES_A_NS = 55,       /* of a copy, at best: it is not worth looking before */
+    PEER_BYTES_A_NS = 450, /* the same, from another GPU */
+    HEAD_BYTES = 64,       /* of the buffers for small inputs: the count of bad entries */
+    SCALE_BYTES = 4,       /* behind them: the scale of an mla_fp8 view */
 };
 #define MAX_INPUT_BYTES     (UINT64_C(64) << 20)
 #define MAX_WORKSPACE_BYTES (UINT64_C(1) << 30)
@@ -33,6 +36,8 @@ enum {
 typedef struct cuda_queue {
     device_queue base;
     cudaStream_t stream;
+    cudaStream_t peers; /* of a queue that loads */
+    cudaEvent_t from_peers;
     cudaEvent_t events[MARKS];
     uint64_t given, reached;
     uint64_t not_before[MARKS]; /* when a mark's copies can be done, by the monotonic clock */
@@ -155,6 +160,12 @@ void cuda_queue_close(device_queue *dq)
         (void)cudaStreamSynchronize(q->stream);
         (void)cudaStreamDestroy(q->stream);
     }
+    if (q->peers != NULL) {
+        (void)cudaStreamSynchronize(q->peers);
+        (void)cudaStreamDestroy(q->peers);
+    }
+    if (q->from_peers != NULL)
+        (void)cudaEventDestroy(q->from_peers);
     for (int i = 0; i < MARKS; i++)
         if (q->events[i] != NULL)
             (void)cudaEventDestroy(q->events[i]);
@@ -182,6 +193,10 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
     e = cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking);
     for (int i = 0; i < MARKS && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&q->events[i], cudaEventBlockingSync | cudaEventDisableTiming);
+    if (e == cudaSuccess && dir == DEVICE_LOAD)
+        e = cudaStreamCreateWithFlags(&q->peers, cudaStreamNonBlocking);
+    if (e == cudaSuccess && dir == DEVICE_LOAD)
+        e = cudaEventCreateWithFlags(&q->from_peers, cudaEventDisableTiming);
     if (e == cudaSuccess && dir != DEVICE_COMPUTE)
         e = cudaHostAlloc((void **)&q->lists, sizeof *q->lists * LISTS * KVS_PAGE_COPY_PIECES, cudaHostAllocPortable);
     if (e != cudaSuccess) {
@@ -195,18 +210,18 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
 
 /* --- copies ------------------------------------------------------------------------------------------------- */
 
-static cudaError_t copy_one_by_one(cuda_queue *q, size_t n)
+static cudaError_t copy_one_by_one(cuda_queue *q, size_t n, cudaStream_t stream)
 {
     cudaError_t e = cudaSuccess;
 
     for (size_t i = 0; i < n && e == cudaSuccess; i++)
-        e = cudaMemcpyAsync(q->dsts[i], q->srcs[i], q->sizes[i], cudaMemcpyDefault, q->stream);
+        e = cudaMemcpyAsync(q->dsts[i], q->srcs[i], q->sizes[i], cudaMemcpyDefault, stream);
     return e;
 }
 
 /* Sources are read in stream order: what an engine wrote before its counter must be seen, and "any order" would
  * allow a device source to be read before that. */
-static cudaError_t copy_batch(cuda_queue *q, size_t n)
+static cudaError_t copy_batch(cuda_queue *q, size_t n, cudaStream_t stream)
 {
 #if CUDART_VERSION >= 12080
     struct cudaMemcpyAttributes attributes = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream};
@@ -214,14 +229,14 @@ static cudaError_t copy_batch(cuda_queue *q, size_t n)
     cudaError_t e;
 
     if (q->no_batches || n < 2)
-        return copy_one_by_one(q, n);
+        return copy_one_by_one(q, n, stream);
 #if CUDART_VERSION >= 13000
-    e = cudaMemcpyBatchAsync(q->dsts, q->srcs, q->sizes, n, &attributes, &first, 1, q->stream);
+    e = cudaMemcpyBatchAsync(q->dsts, q->srcs, q->sizes, n, &attributes, &first, 1, stream);
 #else
     {
         size_t failed = 0;
 
-        e = cudaMemcpyBatchAsync(q->dsts, (void **)q->srcs, q->sizes, n, &attributes, &first, 1, &failed, q->stream);
+        e = cudaMemcpyBatchAsync(q->dsts, (void **)q->srcs, q->sizes, n, &attributes, &first, 1, &failed, stream);
     }
 #endif
     if (e != cudaErrorNotSupported && e != cudaErrorCallRequiresNewerDriver && e != cudaErrorSymbolNotFound)
@@ -229,7 +244,7 @@ static cudaError_t copy_batch(cuda_queue *q, size_t n)
     (void)cudaGetLastError();
     q->no_batches = true;
 #endif
-    return copy_one_by_one(q, n);
+    return copy_one_by_one(q, n, stream);
 }
 
 /* The next copies that have bytes; *at moves behind them. */
@@ -246,7 +261,7 @@ static size_t fill_batch(cuda_queue *q, const device_copy *c, size_t n, size_t *
     return k;
 }
 
-static kvs_status copy_by_engine(cuda_queue *q, const device_copy *c, size_t n, kvs_err *err)
+static kvs_status copy_by_engine(cuda_queue *q, const device_copy *c, size_t n, cudaStream_t stream, kvs_err *err)
 {
     cudaError_t e = cudaSuccess;
 
@@ -254,9 +269,30 @@ static kvs_status copy_by_engine(cuda_queue *q, const device_copy *c, size_t n, 
         size_t k = fill_batch(q, c, n, &at);
 
         if (k > 0)
-            e = copy_batch(q, k);
+            e = copy_batch(q, k, stream);
     }
     return e == cudaSuccess ? KVS_OK : cuda_failed(device_of(q), err, "cudaMemcpyBatchAsync", e);
+}
+
+static kvs_status copy_from_peer(cuda_queue *q, const device_copy *c, size_t n, kvs_err *err)
+{
+    kvs_status s = copy_by_engine(q, c, n, q->peers, err);
+    cudaError_t e;
+
+    if (s != KVS_OK)
+        return s;
+    e = cudaEventRecord(q->from_peers, q->peers);
+    if (e == cudaSuccess)
+        e = cudaStreamWaitEvent(q->stream, q->from_peers, 0);
+    return e == cudaSuccess ? KVS_OK : queue_broke(q, err, "cudaStreamWaitEvent", e);
+}
+
+/* Nothing of this queue is on its way any more. */
+static cudaError_t finish_copies(cuda_queue *q)
+{
+    cudaError_t e = q->peers != NULL ? cudaStreamSynchronize(q->peers) : cudaSuccess;
+
+    return e == cudaSuccess ? cudaStreamSynchronize(q->stream) : e;
 }
 
 static bool fits_kernel(const cuda_queue *q, const device_copy *c, size_t n)
@@ -314,11 +350,15 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, dev
 
     if (s != KVS_OK)
         return s;
-    s = how.means == DEVICE_BY_KERNEL && fits_kernel(q, c, n) ? copy_by_kernel(q, c, n, how.n_blocks, err)
-                                                              : copy_by_engine(q, c, n, err);
+    if (how.means == DEVICE_FROM_PEER && q->peers != NULL)
+        s = copy_from_peer(q, c, n, err);
+    else if (how.means == DEVICE_BY_KERNEL && fits_kernel(q, c, n))
+        s = copy_by_kernel(q, c, n, how.n_blocks, err);
+    else
+        s = copy_by_engine(q, c, n, q->stream, err);
     if (s != KVS_OK && s != KVS_E_DEVICE_LOST) {
         /* Earlier copies may be on their way; the caller is promised that none is. */
-        end = cudaStreamSynchronize(q->stream);
+        end = finish_copies(q);
         if (end != cudaSuccess)
             s = queue_broke(q, err, "cudaStreamSynchronize", end);
     }
@@ -327,7 +367,8 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, dev
     for (size_t i = 0; i < n; i++)
         bytes += c[i].bytes;
     now = now_ns();
-    q->busy_until = (q->busy_until > now ? q->busy_until : now) + bytes / BYTES_A_NS;
+    bytes /= how.means == DEVICE_FROM_PEER ? PEER_BYTES_A_NS : BYTES_A_NS;
+    q->busy_until = (q->busy_until > now ? q->busy_until : now) + bytes;
     return give_mark(q, ret_mark, err);
 }
 

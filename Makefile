@@ -65,7 +65,7 @@ PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO) $(BUILD)/$(KE
 tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
-GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(BUILD)/tests/gpu/gpu_engine.o $(if $(NVCC),$(patsubst %,$(CU)/%.o,$(wildcard tests/gpu/*.cu)))
+GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(BUILD)/tests/gpu/gpu_engine.o $(BUILD)/tests/gpu/gpu_rank.o $(if $(NVCC),$(patsubst %,$(CU)/%.o,$(wildcard tests/gpu/*.cu)))
 POISON := $(if $(NVCC),$(BUILD)/tests/fault/poison.so)
 KB    := $(call objects,$(wildcard tests/kernels/kb_*.c) tests/kernels/kernels_bench.c tests/support/random.c) \
          $(if $(NVCC),$(CU)/tests/gpu/fill_cuda.cu.o)

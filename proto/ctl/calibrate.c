@@ -185,6 +185,58 @@ static kvs_status fill(bench *b, copy_table *t, kvs_err *err)
     return s;
 }
 
+/* ---- from other devices ---- */
+
+/* One whose memory is out of reach has no row. */
+static kvs_status row_peer(bench *b, device *other, copy_table *t, kvs_err *err)
+{
+    const uint64_t piece = PIECES[N_PIECES - 1];
+    copy_peer *p = &t->peers[t->n_peers];
+    device_about about = {0};
+    device_mem *mem = NULL;
+    uint64_t had;
+    uint8_t *from;
+    kvs_status s;
+
+    if (b->d->ops->reaches == NULL || !b->d->ops->reaches(b->d, other))
+        return KVS_OK;
+    s = other->ops->mem_create(other, b->bytes, &mem, err);
+    if (s != KVS_OK)
+        return s;
+    from = other->ops->mem_base(mem, 0, &had);
+    lay_out(b, 0, piece < b->bytes ? piece : b->bytes);
+    for (size_t i = 0; i < b->n; i++)
+        b->copies[i].src = from + ((const uint8_t *)b->copies[i].src - b->host);
+    if (other->ops->mem_reached(mem, b->d))
+        s = alone(b, 0, b->copies[0].bytes, (device_how){DEVICE_FROM_PEER, 0}, &p->gbs, err);
+    if (s == KVS_OK && p->gbs > 0) {
+        if (other->ops->about != NULL)
+            other->ops->about(other, &about);
+        memcpy(p->uuid, about.uuid, sizeof p->uuid);
+        t->n_peers++;
+    }
+    other->ops->mem_close(mem);
+    return s;
+}
+
+static kvs_status fill_peers(bench *b, copy_table *t, kvs_err *err)
+{
+    kvs_status s = KVS_OK;
+
+    for (uint32_t i = 0; b->plan->open_peer != NULL && s == KVS_OK && t->n_peers < COPY_TABLE_PEERS; i++) {
+        device *other = NULL;
+
+        s = b->plan->open_peer(b->plan->ud, i, &other, err);
+        if (s == KVS_E_NOT_FOUND)
+            return KVS_OK;
+        if (s != KVS_OK)
+            return s;
+        s = row_peer(b, other, t, err);
+        other->ops->close(other);
+    }
+    return s;
+}
+
 /* ---- life ---- */
 
 static kvs_status open_all(bench *b, kvs_err *err)
@@ -239,6 +291,8 @@ kvs_status calibrate_measure(const calibrate_plan *p, copy_table *ret, kvs_err *
     if (s == KVS_OK)
         s = fill(&b, &t, err);
     busy_stop(&b.busy);
+    if (s == KVS_OK)
+        s = fill_peers(&b, &t, err);
     if (s == KVS_OK) {
         if (b.d->ops->about != NULL)
             b.d->ops->about(b.d, &about);
@@ -265,6 +319,17 @@ static kvs_status open_gpu(void *ud, device **ret, kvs_err *err)
                       "calibrate: for some seconds GPU and link are busy with this; what a daemon copies meanwhile "
                       "is slower, and falsifies the figures\n");
     return s;
+}
+
+static kvs_status open_other(void *ud, uint32_t i, device **ret, kvs_err *err)
+{
+    const ctl *c = ud;
+    uint32_t n = 0, ordinal = i < (uint32_t)c->gpu ? i : i + 1;
+    kvs_status s = device_cuda_count(&n, err);
+
+    if (s == KVS_OK && ordinal >= n)
+        s = kvs_fail(err, KVS_E_NOT_FOUND, "GPU %u: there are %u", (unsigned)ordinal, (unsigned)n);
+    return s == KVS_OK ? device_cuda_open(ret, ordinal, err) : s;
 }
 
 static kvs_status attend(void *ud, bool (*on_call)(void *call_ud), void *call_ud, kvs_err *err)
@@ -294,6 +359,9 @@ static void print_table(const copy_table *t)
                          (unsigned long long)r->piece_bytes, r->engine, r->kernel, (unsigned)r->kernel_blocks,
                          r->beside_engine, r->left_by_engine, r->beside_kernel, r->left_by_kernel);
         }
+    for (uint32_t i = 0; i < t->n_peers; i++)
+        (void)printf("from the GPU whose UUID begins with %02x%02x%02x%02x: %.1f GB/s\n", t->peers[i].uuid[0],
+                     t->peers[i].uuid[1], t->peers[i].uuid[2], t->peers[i].uuid[3], t->peers[i].gbs);
 }
 
 static int put_table(const copy_table *t)
@@ -310,6 +378,7 @@ int ctl_calibrate(const ctl *c)
 {
     ctl own = *c;
     calibrate_plan p = {.open = open_gpu,
+                        .open_peer = open_other,
                         .busy = attend,
                         .ud = &own,
                         .bytes = UINT64_C(256) << 20,

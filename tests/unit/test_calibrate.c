@@ -75,6 +75,51 @@ Test(calibrate, measures_beside_a_second_process)
     expect_rows(&t, true);
 }
 
+static unsigned peers_wanted, peers_opened;
+
+static kvs_status open_peer(void *ud, uint32_t i, device **ret, kvs_err *err)
+{
+    if (i >= peers_wanted)
+        return kvs_fail(err, KVS_E_NOT_FOUND, "no more");
+    peers_opened++;
+    return open_cpu(ud, ret, err);
+}
+
+Test(calibrate, measures_each_device_that_can_be_read_from)
+{
+    calibrate_plan p = plan();
+    copy_table t;
+    kvs_err err = {0};
+
+    p.open_peer = open_peer;
+    peers_wanted = 2;
+    cr_assert_eq(calibrate_measure(&p, &t, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(peers_opened, 2);
+    cr_assert_eq(t.n_peers, 2);
+    cr_assert(t.peers[0].gbs > 0 && t.peers[1].gbs > 0);
+}
+
+static kvs_status open_far(void *ud, uint32_t i, device **ret, kvs_err *err)
+{
+    device *inner = NULL;
+    kvs_status s = open_peer(ud, i, &inner, err);
+
+    return s == KVS_OK ? fault_device_open(inner, ret, err) : s; /* of another kind */
+}
+
+Test(calibrate, has_no_row_for_a_device_that_is_out_of_reach)
+{
+    calibrate_plan p = plan();
+    copy_table t;
+    kvs_err err = {0};
+
+    p.open_peer = open_far;
+    peers_wanted = 1;
+    cr_assert_eq(calibrate_measure(&p, &t, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(peers_opened, 1);
+    cr_assert_eq(t.n_peers, 0);
+}
+
 static kvs_status open_none(void *ud, device **ret, kvs_err *err)
 {
     (void)ret;

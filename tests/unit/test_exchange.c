@@ -1,3 +1,4 @@
+#include "daemon/exchange.h"
 #include "tests/support/core_fixture.h"
 
 #include <criterion/criterion.h>
@@ -475,6 +476,54 @@ Test(exchange, a_deadline_while_it_is_held_is_a_deadline)
     cr_assert_eq(ended(&w.r[0]), KVS_OK);
     cr_assert(all_there(&w.r[0]));
     stop(&w);
+}
+
+/* ---- where it is on ---- */
+
+typedef struct card {
+    calibration calibration;
+    device_about about;
+} card;
+
+/* Of a link of 50 GB/s, `gbs` from the other card. */
+static card card_of(uint8_t number, uint8_t other, double gbs)
+{
+    card x = {.about = {.uuid = {number}}, .calibration = {.is_measured = gbs > 0}};
+
+    x.calibration.table = (copy_table){.n = {1, 1}, .n_peers = 1, .peers = {{.uuid = {other}, .gbs = gbs}}};
+    x.calibration.table.rows[0][0].engine = 50;
+    return x;
+}
+
+static const char *decided(const char *word, double a_gbs, double b_gbs, exchange_reach reach)
+{
+    card a = card_of(1, 2, a_gbs), b = card_of(2, 1, b_gbs);
+    exchange_end own = {&a.calibration, &a.about}, other = {&b.calibration, &b.about};
+    exchange x, back;
+    config c;
+
+    config_default(&c);
+    strcpy(c.mover_exchange, word);
+    exchange_decide(&x, &c, own, other, reach);
+    exchange_decide(&back, &c, other, own, reach);
+    cr_assert_eq(x.on, back.on);
+    cr_assert_eq(x.on, x.why[0] == '\0');
+    cr_assert_eq(x.gbs, a_gbs);
+    return x.why;
+}
+
+Test(exchange, is_on_where_both_cards_have_shown_a_gain)
+{
+    cr_assert_str_eq(decided("auto", 360, 350, EXCHANGE_REACH), "");
+    cr_assert_str_eq(decided("auto", 100, 100, EXCHANGE_REACH), "");
+    cr_assert_str_eq(decided("auto", 99, 100, EXCHANGE_REACH), "no gain");
+    cr_assert_str_eq(decided("auto", 100, 30, EXCHANGE_REACH), "no gain");
+    cr_assert_not_null(strstr(decided("auto", 0, 360, EXCHANGE_REACH), "not measured"));
+    cr_assert_not_null(strstr(decided("auto", 360, 0, EXCHANGE_REACH), "not measured"));
+    cr_assert_str_eq(decided("on", 0, 0, EXCHANGE_REACH), "");
+    cr_assert_str_eq(decided("on", 360, 360, EXCHANGE_OUT_OF_REACH), "no access to each other's memory");
+    cr_assert_str_eq(decided("auto", 360, 360, EXCHANGE_NOT_ASKED), "takes a restart");
+    cr_assert_str_eq(decided("off", 360, 360, EXCHANGE_REACH), "configuration");
 }
 
 /* ---- what is no twin ---- */

@@ -126,7 +126,8 @@ static double median(double *v)
     return v[ROUNDS / 2];
 }
 
-/* At least 0.9 of the sum of both raw copies is a test; how much it is stands in the output. */
+/* Judged against raw copies on both GPUs at once: that is what the host can do.  One copy alone is faster, so that the sum of two
+ * such is more than any program gets; it stands in the output beside it. */
 static bool links(device *d)
 {
     static const char *const NAMES[] = {"STORE", "LOAD"};
@@ -168,13 +169,13 @@ static bool links(device *d)
         plain = median(both);
         through = median(own);
         (void)printf("      %s: raw %.1f and %.1f GB/s, both at once %.1f; %d blocks each through the daemon at once "
-                     "%.1f: %.3f of the sum, %.3f of both at once\n",
-                     NAMES[load], first, second, plain, MANY, through, through / (first + second), through / plain);
+                     "%.1f: %.3f of both at once, %.3f of the sum of the two alone\n",
+                     NAMES[load], first, second, plain, MANY, through, through / plain, through / (first + second));
         if (load)
             (void)printf("      LOAD on one GPU alone: %.1f GB/s\n", median(alone));
-        fast = fast && through >= 0.9 * plain;
+        fast = fast && through >= (load ? 0.95 : 0.9) * plain;
     }
-    good = good && (fast || GPU_FAIL("below 0.9 of both raw copies at once"));
+    good = good && (fast || GPU_FAIL("below 0.95 (LOAD) or 0.9 (STORE) of both raw copies at once"));
     rank_close(&x[0]);
     rank_close(&x[1]);
     free(f);
@@ -184,7 +185,7 @@ static bool links(device *d)
 static const gpu_test tests[] = {
     {"every GPU has a number, found by its UUID", by_uuid},
     {"case 035: rank 0 stores, both ranks load, each on its GPU", replicas},
-    {"both links at once", links},
+    {"both links at once, beside raw copies on both at once", links},
 };
 
 int main(int argc, char **argv)

@@ -58,7 +58,7 @@ CLIENT_LIBS := -lcrypto -lm
 SO := libkvstride.so.0
 # The kernels for engines that launch in their own process: without the daemon's device, and without libcrypto.
 KERNELS_SO  := libkvstride-kernels.so.0
-KERNELS_API := $(filter-out $(patsubst %,$(BUILD)/kernels/%.o,client_% busy_cuda engine_cuda copy cuda_driver cuda_memory cuda_queue cuda_used \
+KERNELS_API := $(filter-out $(patsubst %,$(BUILD)/kernels/%.o,client_% busy_cuda engine_cuda copy cuda_driver cuda_memory cuda_peer cuda_queue cuda_used \
                  device_cpu device_cuda host_memory host_pages mla_oracle),$(KERNELS)) $(BUILD)/proto/format.o $(BUILD)/proto/status.o
 
 PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO) $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a

@@ -51,12 +51,11 @@ static bool may_share(const load *l)
     return true;
 }
 
-static bool reach_each_other(core *c, const load *a, const load *b)
+static bool reach_each_other(const load *a, const load *b)
 {
     const device_mem *of_a = a->seat->region->mem, *of_b = b->seat->region->mem;
-    const device *dev_a = c->devices[a->device].dev, *dev_b = c->devices[b->device].dev;
 
-    return of_a->dev->ops->mem_reached(of_a, dev_b) && of_b->dev->ops->mem_reached(of_b, dev_a);
+    return of_a->dev->ops->mem_reached(of_a, of_b) && of_b->dev->ops->mem_reached(of_b, of_a);
 }
 
 static bool are_twins(core *c, const load *a, const load *b)
@@ -67,7 +66,7 @@ static bool are_twins(core *c, const load *a, const load *b)
     for (uint32_t k = 0; k < a->job.n_items; k++)
         if (a->job.items[k].host != b->job.items[k].host)
             return false;
-    return reach_each_other(c, a, b);
+    return reach_each_other(a, b);
 }
 
 static void place(load *l, unsigned side)

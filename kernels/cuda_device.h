@@ -49,7 +49,7 @@ void cuda_mem_close(device_mem *m);
 uint32_t cuda_mem_pieces(const device_mem *m);
 uint8_t *cuda_mem_base(const device_mem *m, uint32_t piece, uint64_t *ret_bytes);
 int cuda_mem_fd(const device_mem *m, uint32_t piece);
-bool cuda_mem_reached(const device_mem *m, const device *by);
+bool cuda_mem_reached(const device_mem *m, const device_mem *to);
 
 bool cuda_reaches(device *d, device *other);
 /* Let the readers of `d` read mapped memory of it, to write it they have no reason.  ret_has[i]: the i-th may. */

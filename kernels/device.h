@@ -93,7 +93,8 @@ typedef struct device_ops {
     /* From now on queues of `d` may copy from memory of `other` that is made or imported after this, as far as mem_reached says;
      * false: they cannot, ever.  Blocks; before there is any memory.  NULL: no device reaches another one. */
     bool (*reaches)(device *d, device *other);
-    bool (*mem_reached)(const device_mem *m, const device *by); /* any thread; NULL with reaches */
+    /* Does a queue of `to`'s device copy from `m` to `to` at full speed?  Any thread; NULL with reaches. */
+    bool (*mem_reached)(const device_mem *m, const device_mem *to);
 
     kvs_status (*queue_open)(device *d, device_dir dir, device_queue **ret, kvs_err *err);
     void (*queue_close)(device_queue *q);

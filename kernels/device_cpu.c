@@ -276,9 +276,9 @@ static bool cpu_reaches(device *d, device *other)
     return other->ops == d->ops;
 }
 
-static bool cpu_mem_reached(const device_mem *m, const device *by)
+static bool cpu_mem_reached(const device_mem *m, const device_mem *to)
 {
-    return by->ops == m->dev->ops;
+    return to->dev->ops == m->dev->ops;
 }
 
 /* --- queues

@@ -207,7 +207,7 @@ static kvs_status row_peer(bench *b, device *other, copy_table *t, kvs_err *err)
     lay_out(b, 0, piece < b->bytes ? piece : b->bytes);
     for (size_t i = 0; i < b->n; i++)
         b->copies[i].src = from + ((const uint8_t *)b->copies[i].src - b->host);
-    if (other->ops->mem_reached(mem, b->d))
+    if (other->ops->mem_reached(mem, b->mem))
         s = alone(b, 0, b->copies[0].bytes, (device_how){DEVICE_FROM_PEER, 0}, &p->gbs, err);
     if (s == KVS_OK && p->gbs > 0) {
         if (other->ops->about != NULL)

@@ -18,14 +18,12 @@
 #include "proto/ctl/pattern.h"
 #include "tests/support/random.h"
 
-enum { GPUS = RANK_GPUS, ROUNDS = 7, SOME = 60, KILLS = 6, PITCH_GAP = 4096 };
+enum { GPUS = RANK_GPUS, ROUNDS = 7, SOME = 60, KILLS = 3, PITCH_GAP = 4096 };
 
-static void shuffle(kvs_slot *slots, uint32_t n, uint64_t seed)
+static void shuffle(kvs_slot *slots, uint32_t n, rnd *r)
 {
-    rnd r = rnd_open("shuffle", seed);
-
     for (uint32_t i = n; i > 1; i--) {
-        uint32_t k = (uint32_t)rnd_below(&r, i);
+        uint32_t k = (uint32_t)rnd_below(r, i);
         kvs_slot x = slots[i - 1];
 
         slots[i - 1] = slots[k];
@@ -113,6 +111,7 @@ static bool begin(rank x[GPUS], uint32_t layers)
 static bool speed(device *d)
 {
     const uint64_t same[GPUS] = {1000, 1000}, others[GPUS] = {1000, 1000 + MANY};
+    rnd order = rnd_open("exchange", 1);
     double two[ROUNDS], one[ROUNDS], shared[ROUNDS], full, alone, half, before;
     rank x[GPUS];
     flight *f = calloc(GPUS, sizeof *f);
@@ -124,7 +123,7 @@ static bool speed(device *d)
     host = good ? malloc(x[0].e.slot_bytes) : NULL;
     good = good && host != NULL && store(&x[0], MANY, same[0]) && store(&x[1], MANY, others[1]);
     for (int i = 0; i < GPUS && good; i++)
-        shuffle(x[i].slots, MANY, (uint64_t)i);
+        shuffle(x[i].slots, MANY, &order);
     before = good ? exchanged(&x[0]) : 0;
     for (int r = -2; r < ROUNDS && good; r++) {
         double v[3];
@@ -171,6 +170,7 @@ static bool arrivals(device *d)
 {
     static const uint64_t LATER_US[] = {0, 100, 500, 1000, 2000, 4000, 4800, 5200, 8000};
     const uint64_t id[GPUS] = {5000, 5000};
+    rnd order = rnd_open("exchange", 2);
     rank x[GPUS];
     flight *f = calloc(GPUS, sizeof *f);
     uint8_t *host = NULL;
@@ -183,7 +183,7 @@ static bool arrivals(device *d)
         double before = exchanged(&x[0]), gbs;
 
         for (int i = 0; i < GPUS && good; i++) {
-            shuffle(x[i].slots, MANY, k * 2 + (uint64_t)i);
+            shuffle(x[i].slots, MANY, &order);
             good = rank_wipe(&x[i], MANY);
         }
         gbs = good ? both_load(x, f, SOME, id, (int)(k & 1), LATER_US[k / 2]) : 0;
@@ -212,7 +212,7 @@ static bool own_open(own *o, rank *x, bool vmm)
 {
     kvs_plane_map map = {0};
     kvs_ipc ipc;
-    kvs_import in = {.n_slots = SOME, .maps = &map, .n_maps = 1};
+    kvs_import in = {.device = KVS_DEVICE_ANY, .n_slots = SOME, .maps = &map, .n_maps = 1};
     kvs_err err = {.msg = ""};
     struct cudaDeviceProp prop;
     uint64_t had;
@@ -275,6 +275,7 @@ static bool own_holds(const own *o, const rank *x, const kvs_slot *slots, uint64
 
 static bool with_gaps(bool vmm)
 {
+    rnd order = rnd_open("exchange", 3);
     rank x[GPUS];
     own o[GPUS] = {0};
     kvs_slot slots[GPUS][SOME];
@@ -295,7 +296,7 @@ static bool with_gaps(bool vmm)
         for (int i = 0; i < GPUS; i++) {
             for (uint32_t k = 0; k < SOME; k++)
                 slots[i][k] = (kvs_slot){k, 0};
-            shuffle(slots[i], SOME, r * 2 + (uint64_t)i);
+            shuffle(slots[i], SOME, &order);
             good = good && rank_use(&x[i]) && set_device(o[i].at, 0x77, o[i].bytes);
         }
         began = clock_ns();

@@ -253,12 +253,12 @@ static bool fault_reaches(device *d, device *other)
     return other->ops->reaches == fault_reaches && of(d)->inner->ops->reaches(of(d)->inner, of(other)->inner);
 }
 
-static bool fault_mem_reached(const device_mem *dm, const device *by)
+static bool fault_mem_reached(const device_mem *dm, const device_mem *to)
 {
     const fault_mem *m = (const fault_mem *)dm;
 
-    return by->ops->reaches == fault_reaches &&
-           m->inner->dev->ops->mem_reached(m->inner, ((const fault_device *)by)->inner);
+    return to->dev->ops->reaches == fault_reaches &&
+           m->inner->dev->ops->mem_reached(m->inner, ((const fault_mem *)to)->inner);
 }
 
 /* --- queues

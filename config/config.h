@@ -68,7 +68,8 @@ enum {
     INT(mover_kernel_blocks, "mover.kernel_blocks", 0, 0, 1024, "thread blocks", true,                                 \
         "most that a copy by kernel takes at once; 0 = what the calibration found to be enough")                       \
     SIZE(mover_batch_bytes, "mover.batch_bytes", CONFIG_MIB(16), CONFIG_KIB(64), CONFIG_GIB(1), true,                  \
-         "bytes that are handed to a device at once; more urgent work waits for one or two such batches")              \
+         "bytes that are handed to a device at once; more urgent work waits for one or two such batches.  Four times " \
+         "that where only one tenant has clients, but for stores with checksums")                                      \
     WORD(mover_exchange, "mover.exchange", "auto", "auto|on|off", true,                                                \
          "two GPUs that load the same blocks for one tenant each load half and copy the rest from each other; auto = " \
          "where the calibration shows a gain")                                                                         \

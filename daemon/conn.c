@@ -33,8 +33,10 @@ struct conn {
     reply *out, **out_tail;
     size_t out_bytes;
     uint64_t opened_us, partial_us, blocked_us, half_us; /* since when; 0: not */
+    uint64_t answered_us;                                /* the latest reply went out; 0: none has */
     const char *farewell;  /* reason: nothing more is read, and closed when all replies are out; NULL: not */
     const char *condemned; /* reason; closed on the next turn, outside of any call from the peer */
+    bool quick;            /* the latest request came soon after an answer */
     bool more;             /* frames may be left in the reader */
     bool stalled;          /* sending failed for lack of kernel memory */
     bool closing;
@@ -234,6 +236,25 @@ static void watch(conn *c)
         (void)uv_poll_start(&c->poll, events, on_poll);
 }
 
+/* More of this client is likely to come: waking up would take it longer than a block of a few MB is on its way. */
+static void stay_awake(const conn *c)
+{
+    if (c->quick)
+        mailbox_stay_awake(c->host->mailbox, CONN_QUICK_US);
+}
+
+static void has_asked(conn *c)
+{
+    c->quick = c->answered_us != 0 && conn_now_us() - c->answered_us < CONN_QUICK_US;
+    stay_awake(c);
+}
+
+static void was_answered(conn *c)
+{
+    c->answered_us = conn_now_us();
+    stay_awake(c);
+}
+
 /* ---- replies ---- */
 static void on_send(void *ud, reply *r)
 {
@@ -287,6 +308,7 @@ static void flush(conn *c)
         if (n >= 0) {
             sent(c, (size_t)n);
             c->blocked_us = 0;
+            was_answered(c);
             continue;
         }
         if (errno == ETOOMANYREFS || errno == ENOBUFS || errno == ENOMEM)
@@ -357,6 +379,7 @@ static enum got receive(conn *c, size_t *bytes)
         return GOT_NOTHING;
     }
     *bytes += (size_t)n;
+    has_asked(c);
     mailbox_drain(c->host->mailbox); /* before any request that came with these bytes */
     if (frame_got(&c->reader, (size_t)n, fds, n_fds, &err) != KVS_OK) {
         fault(c, &err);

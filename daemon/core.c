@@ -359,6 +359,15 @@ static void share_link(const core *c, uint32_t tenant, uint32_t share)
     }
 }
 
+void core_present(core *c, uint32_t by)
+{
+    c->n_present += by;
+    for (uint32_t i = 0; i < c->n_devices && !c->stopped; i++) {
+        mover_alone(c->devices[i].load, c->n_present < 2);
+        mover_alone(c->devices[i].store, c->n_present < 2);
+    }
+}
+
 /* What the configuration and the card's table say of copies. */
 static void set_mover(const core *c, const core_device *d, int dir)
 {

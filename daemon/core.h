@@ -238,6 +238,7 @@ struct core {
     kvs_status lost;
     peer *peers;
     uint32_t n_clients, n_admins;
+    uint32_t n_present;                      /* tenants with clients */
     core_tenant tenants[CONFIG_MAX_TENANTS]; /* those that are gone, too: of their last clients */
     uint64_t next_conn_id;
     region *regions;
@@ -281,6 +282,7 @@ void core_rest(core *c);
 void core_note_status(core *c, kvs_status s); /* E_DEVICE_LOST is remembered */
 /* Run `t` on the pinner; after core_stop in place, its on_done posted to the sink. */
 void core_task(core *c, pinner_task *t, bool urgent);
+void core_present(core *c, uint32_t by); /* one more tenant has clients now, or one less */
 kvs_status core_due_add(core *c, request *r);
 void core_due_remove(core *c, request *r);
 uint32_t core_max_keys(const core *c);

@@ -14,7 +14,7 @@ struct decoder {
     _Atomic uint64_t calls;
 };
 
-static kvs_status run_call(decoder *d, decoder_call *c, kvs_err *err)
+static kvs_status run_call(decoder *d, decoder_call *c, const bool *stop, kvs_err *err)
 {
     const device_ops *ops = d->dev->ops;
     uint64_t mark;
@@ -23,12 +23,15 @@ static kvs_status run_call(decoder *d, decoder_call *c, kvs_err *err)
     beat_mark(BEAT_IN_CALL);
     switch (c->kind) {
     case DECODER_WRITE:
+        c->args.write.stop = stop;
         s = ops->mla_write(d->queue, &c->args.write, &c->result.bad, &mark, err);
         break;
     case DECODER_DECODE:
+        c->args.decode.stop = stop;
         s = ops->mla_decode(d->queue, &c->args.decode, &c->result, &mark, err);
         break;
     case DECODER_EXTEND:
+        c->args.extend.stop = stop;
         s = ops->mla_extend(d->queue, &c->args.extend, &c->result, &mark, err);
         break;
     default:
@@ -65,7 +68,7 @@ static void decoder_run(void *ud, job *base)
                      &err);
             return;
         }
-        c->status = d->lost ? KVS_E_DEVICE_LOST : run_call(d, c, &err);
+        c->status = d->lost ? KVS_E_DEVICE_LOST : run_call(d, c, job_stop_flag(base), &err);
         if (c->status == KVS_E_DEVICE_LOST) {
             fail_from(d, j, i, &err);
             return;

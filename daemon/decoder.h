@@ -7,7 +7,7 @@
  * Threads and ownership as in mover.h; all argument memory is borrowed from submit to on_done.
  *
  * A call that fails does not keep later ones from running, except that a lost device fails all that follow
- * without another device call.  job.stop is looked at before each call. */
+ * without another device call.  job.stop is looked at before each call, and by the cpu device within it. */
 
 #include "daemon/job.h"
 #include "kernels/device.h"

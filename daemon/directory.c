@@ -385,7 +385,8 @@ bool directory_hold_one(directory *d, pool_slot s)
     return true;
 }
 
-void directory_hold(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, kvs_status *status, pool_slot *slot)
+void directory_hold_some(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, kvs_status *status,
+                         pool_slot *slot)
 {
     for (uint32_t at = 0; at < n; at += BATCH)
         directory_find_batch(d, ns, keys + (size_t)at * 32, n - at < BATCH ? n - at : BATCH, slot + at);
@@ -401,9 +402,19 @@ void directory_hold(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, 
         if (status[i] != KVS_OK)
             slot[i] = POOL_NONE;
     }
+}
+
+void directory_renew(directory *d, const pool_slot *slot, uint32_t n)
+{
     for (uint32_t i = n; i-- > 0;)
-        if (status[i] == KVS_OK)
+        if (slot[i] != POOL_NONE)
             directory_touch(d, slot[i], ++d->stamp);
+}
+
+void directory_hold(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, kvs_status *status, pool_slot *slot)
+{
+    directory_hold_some(d, ns, keys, n, status, slot);
+    directory_renew(d, slot, n);
 }
 
 void directory_unhold(directory *d, pool_slot s)

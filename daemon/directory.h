@@ -101,6 +101,11 @@ enum wire_key_state directory_state(const directory *d, uint32_t ns, const uint8
 /* ---- reading: hold, copy, let go ---- */
 /* Hold each ready key; status[i] KVS_OK and slot[i], or E_NOT_FOUND / E_BUSY (writing).  Renews recency. */
 void directory_hold(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, kvs_status *status, pool_slot *slot);
+/* The same in parts: some keys after others, and in the end recency of all of them (slot POOL_NONE: left out) at once, so
+ * that the first is the most recent one. */
+void directory_hold_some(directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, kvs_status *status,
+                         pool_slot *slot);
+void directory_renew(directory *d, const pool_slot *slot, uint32_t n);
 void directory_unhold(directory *d, pool_slot s);
 /* An adopted block whose checksum nobody has looked at yet; the load that holds it must, and says so if it was right. */
 bool directory_is_unverified(const directory *d, pool_slot s);
@@ -113,6 +118,13 @@ void directory_verified(directory *d, pool_slot s);
  * first when space runs out: the statuses that are OK form what can be found later. */
 void directory_admit(directory *d, uint32_t ns, uint32_t first_depth, const uint8_t parent[32], const uint8_t *keys,
                      uint32_t n, kvs_status *status, pool_slot *slot);
+/* The same in parts, for who can begin with the first keys while the others are still looked at: begin, all n in order by
+ * next, end.  status[i] and slot[i] (valid if that is KVS_OK) are there after the next that i was part of.  No other call
+ * that changes the directory comes in between. */
+void directory_admit_begin(directory *d, uint32_t ns, uint32_t first_depth, const uint8_t parent[32],
+                           const uint8_t *keys, uint32_t n, kvs_status *status, pool_slot *slot);
+void directory_admit_next(directory *d, uint32_t n);
+void directory_admit_end(directory *d);
 /* The bytes are there: visible from now on.  E_CANCELLED: a RESET or DROP came meanwhile; the slot is freed. */
 kvs_status directory_commit(directory *d, pool_slot s, uint64_t checksum);
 void directory_abort(directory *d, pool_slot s); /* writing -> absent, slot freed */

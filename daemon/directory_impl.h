@@ -84,6 +84,27 @@ typedef struct lease_set {
     uint64_t memory;
 } lease_set;
 
+/* One call of directory_admit, or its parts. */
+typedef struct admission {
+    uint32_t ns, layout, tenant;
+    uint64_t slot_bytes;
+    uint64_t base;      /* stamps from here on belong to this call: such blocks are not evicted for it */
+    pool_slot passed;   /* the search for victims of this layout and tenant goes on behind this one */
+    bool foreign_known; /* the two below are valid */
+    uint32_t foreign;   /* coldest extent of another layout, or POOL_NONE */
+    uint64_t foreign_last;
+    uint32_t n_chain; /* ancestors in directory.chain */
+    uint32_t n_early; /* adopted blocks that the search has passed */
+    bool for_quota;   /* the search is for bytes, wherever they are, and not for a slot */
+    bool full;        /* no space was found once: deeper keys are not tried */
+    /* the list, which is the caller's */
+    uint32_t first_depth, n_keys, n_done;
+    pool_slot before; /* the block before the next one */
+    const uint8_t *keys;
+    kvs_status *status;
+    pool_slot *slot;
+} admission;
+
 struct directory {
     pool *pool;
     const evict_ops *ops;
@@ -108,8 +129,9 @@ struct directory {
     uint32_t empty_at; /* next row of it */
     uint32_t
         give_up; /* after a change of the pool's size: the next extent that directory_step looks at, or POOL_NONE */
-    uint32_t give_at; /* next row of it */
-    pool_slot *chain; /* [CHAIN_MAX], scratch of one admit */
+    uint32_t give_at;    /* next row of it */
+    admission admission; /* the latest; of no use behind its end */
+    pool_slot *chain;    /* [CHAIN_MAX], scratch of one admit */
     uint64_t ns_memory;
     /* n_ready .. evictable and the event counters are kept here; the rest is filled in by directory_get_stats
      */

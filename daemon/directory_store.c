@@ -2,21 +2,6 @@
 
 #include <assert.h>
 
-/* One call of directory_admit. */
-typedef struct admission {
-    uint32_t ns, layout, tenant;
-    uint64_t slot_bytes;
-    uint64_t base;      /* stamps from here on belong to this call: such blocks are not evicted for it */
-    pool_slot passed;   /* the search for victims of this layout and tenant goes on behind this one */
-    bool foreign_known; /* the two below are valid */
-    uint32_t foreign;   /* coldest extent of another layout, or POOL_NONE */
-    uint64_t foreign_last;
-    uint32_t n_chain; /* ancestors in directory.chain */
-    uint32_t n_early; /* adopted blocks that the search has passed */
-    bool for_quota;   /* the search is for bytes, wherever they are, and not for a slot */
-    bool full;        /* no space was found once: deeper keys are not tried */
-} admission;
-
 /* ---- going away ---- */
 
 static void forget_key(directory *d, pool_slot s, const pool_row *r)
@@ -399,9 +384,7 @@ static kvs_status admit_one(directory *d, admission *a, uint32_t depth, const ui
 /* The list and then the chain above it, deepest block first: the head ends as the most recent. */
 static void renew(directory *d, const admission *a, const pool_slot *slot, uint32_t n)
 {
-    for (uint32_t i = n; i-- > 0;)
-        if (slot[i] != POOL_NONE)
-            directory_touch(d, slot[i], ++d->stamp);
+    directory_renew(d, slot, n);
     for (uint32_t i = 0; i < a->n_chain; i++)
         directory_touch(d, d->chain[i], ++d->stamp);
 }
@@ -411,33 +394,64 @@ static uint32_t depth_at(uint32_t first, uint32_t i)
     return first > UINT32_MAX - i ? UINT32_MAX : first + i;
 }
 
-void directory_admit(directory *d, uint32_t ns, uint32_t first_depth, const uint8_t parent[32], const uint8_t *keys,
-                     uint32_t n_keys, kvs_status *status, pool_slot *slot)
+void directory_admit_begin(directory *d, uint32_t ns, uint32_t first_depth, const uint8_t parent[32],
+                           const uint8_t *keys, uint32_t n_keys, kvs_status *status, pool_slot *slot)
 {
     const directory_ns *n = &d->ns[ns]->pub;
-    admission a = {.ns = ns,
-                   .layout = n->layout,
-                   .tenant = n->tenant,
-                   .slot_bytes = n->slot_bytes,
-                   .base = d->stamp + 1,
-                   .passed = POOL_NONE,
-                   .foreign = POOL_NONE};
     pool_slot before = first_depth > 0 ? directory_find(d, ns, parent) : POOL_NONE;
+    admission *a = &d->admission;
 
+    *a = (admission){.ns = ns,
+                     .layout = n->layout,
+                     .tenant = n->tenant,
+                     .slot_bytes = n->slot_bytes,
+                     .base = d->stamp + 1,
+                     .passed = POOL_NONE,
+                     .foreign = POOL_NONE,
+                     .first_depth = first_depth,
+                     .before = before,
+                     .keys = keys,
+                     .n_keys = n_keys,
+                     .status = status,
+                     .slot = slot};
     for (uint32_t at = 0; at < n_keys; at += BATCH)
         directory_find_batch(d, ns, keys + (size_t)at * 32, n_keys - at < BATCH ? n_keys - at : BATCH, slot + at);
     /* A client that does not name the parent is helped by what the row remembers. */
-    protect(d, &a, before == POOL_NONE && n_keys > 0 && slot[0] != POOL_NONE ? parent_of(d, slot[0]) : before, slot,
+    protect(d, a, before == POOL_NONE && n_keys > 0 && slot[0] != POOL_NONE ? parent_of(d, slot[0]) : before, slot,
             n_keys);
-    for (uint32_t i = 0; i < n_keys; i++) {
-        status[i] = admit_one(d, &a, depth_at(first_depth, i), keys + (size_t)i * 32, &slot[i]);
-        set_parent(d, slot[i], before);
-        before = slot[i];
+}
+
+void directory_admit_next(directory *d, uint32_t n)
+{
+    admission *a = &d->admission;
+
+    assert(n <= a->n_keys - a->n_done);
+    for (; n > 0; n--, a->n_done++) {
+        uint32_t i = a->n_done;
+
+        a->status[i] = admit_one(d, a, depth_at(a->first_depth, i), a->keys + (size_t)i * 32, &a->slot[i]);
+        set_parent(d, a->slot[i], a->before);
+        a->before = a->slot[i];
     }
-    renew(d, &a, slot, n_keys);
-    for (uint32_t i = 0; i < n_keys; i++)
-        if (status[i] != KVS_OK)
-            slot[i] = POOL_NONE;
+}
+
+void directory_admit_end(directory *d)
+{
+    const admission *a = &d->admission;
+
+    assert(a->n_done == a->n_keys);
+    renew(d, a, a->slot, a->n_keys);
+    for (uint32_t i = 0; i < a->n_keys; i++)
+        if (a->status[i] != KVS_OK)
+            a->slot[i] = POOL_NONE;
+}
+
+void directory_admit(directory *d, uint32_t ns, uint32_t first_depth, const uint8_t parent[32], const uint8_t *keys,
+                     uint32_t n_keys, kvs_status *status, pool_slot *slot)
+{
+    directory_admit_begin(d, ns, first_depth, parent, keys, n_keys, status, slot);
+    directory_admit_next(d, n_keys);
+    directory_admit_end(d);
 }
 
 /* ---- the end of a write ---- */

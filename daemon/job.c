@@ -4,6 +4,8 @@
 
 /* The page is shared with another process: only address-free atomics are of use there. */
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "64-bit atomics need a lock here");
+_Static_assert(ATOMIC_BOOL_LOCK_FREE == 2 && sizeof(_Atomic bool) == sizeof(bool),
+               "an atomic flag is more than a flag");
 
 enum {
     ENTRY_BYTES = 16,
@@ -58,6 +60,11 @@ bool job_drop(job *j)
 bool job_claim(job *j)
 {
     return leave_waiting(j, JOB_RUNNING) == JOB_RUNNING;
+}
+
+const bool *job_stop_flag(const job *j)
+{
+    return (const bool *)(uintptr_t)&j->stop;
 }
 
 /* Jobs of several threads may signal one counter in any order, so the larger value stays. */

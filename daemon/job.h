@@ -33,8 +33,8 @@ typedef struct job {
     bool begun;            /* the worker's: it has had a turn */
     uint32_t tenant;       /* whose turn it takes; below CONFIG_MAX_TENANTS */
     _Atomic uint32_t state;
-    _Atomic bool stop; /* set by the loop while RUNNING: give up before the next item, report E_CANCELLED for
-                          the rest */
+    _Atomic bool stop; /* set by the loop while RUNNING: give up before the next item, or within it where that can be,
+                          report E_CANCELLED for the rest */
     uint8_t *counters; /* the client's counter page, or NULL; 8,192 bytes, see proto/wire.h */
     uint32_t after_counter, signal_counter; /* WIRE_NONE32: none; ranges were checked at admission */
     uint64_t after_value, signal_value;
@@ -51,6 +51,8 @@ bool job_is_due(const job *j); /* any thread: the after counter has been reached
 bool job_drop(job *j);
 /* Worker: true if it is ours to run. */
 bool job_claim(job *j);
+/* `stop` for a kernel, see kernels/stop.h. */
+const bool *job_stop_flag(const job *j);
 /* Write `status` to the error word if it is not OK, then advance the value (release).  At most once; none:
  * nothing. */
 void job_signal(job *j, kvs_status status);

@@ -29,14 +29,17 @@ struct load {
     region_seat *seat; /* until it is settled: then it may be closed while the job is on its way back */
     mover *mover;      /* of the region's device */
     uint32_t ns, n;
-    const uint8_t *keys; /* [n][32], own copy */
+    bool by_lease;
+    uint8_t *keys; /* [n][32], own copy */
     load_item *items;
+    kvs_status *held; /* [n], while it is admitted: of the holds, and their slots */
+    pool_slot *host;
     uint32_t *of; /* [job.n_items] */
     bool settled, suspect;
     uint32_t device; /* the region's */
     /* Its twin, if job.twin is not NULL: load_twin.c. */
-    load *next, **link; /* of the list that it is in: lone or held; link is NULL if it is in none */
-    load *other;        /* the LOAD of the other side; NULL: there is none, or it has been answered */
+    load *next, **link;     /* of the list that it is in: lone or held; link is NULL if it is in none */
+    load *other;            /* the LOAD of the other side; NULL: there is none, or it has been answered */
     uint64_t held_until_us; /* 0: not known yet */
     bool back;              /* its job is */
     bool is_closed;         /* its gate */
@@ -46,6 +49,8 @@ struct load {
 void load_finish(load *l);
 
 /* ---- load_twin.c ---- */
+/* Large enough, onto a device that exchanges: its items are looked up before its job begins. */
+bool load_twin_is_likely(const load *l);
 /* Before its job is submitted: a twin, or a place on the list of those that one may come for. */
 void load_twin_find(load *l);
 /* The job is back: finish it, now or when its twin reads nothing more from its slots; and a twin that waited for that. */

@@ -40,10 +40,15 @@ static void list_cut(load *l)
 
 /* ---- finding one ---- */
 
-/* Worth it: whole blocks, none of which is to be looked at first. */
+bool load_twin_is_likely(const load *l)
+{
+    return l->n >= TWIN_MIN_BLOCKS && l->job.map->cross_layer && l->request->peer->core->may_exchange[l->device];
+}
+
+/* Worth it: none of the blocks is to be looked at first. */
 static bool may_share(const load *l)
 {
-    if (l->job.n_items < TWIN_MIN_BLOCKS || !l->job.map->cross_layer)
+    if (l->job.n_items < TWIN_MIN_BLOCKS)
         return false;
     for (uint32_t k = 0; k < l->job.n_items; k++)
         if (l->job.items[k].verify)
@@ -105,7 +110,7 @@ void load_twin_find(load *l)
     core *c = l->request->peer->core;
     uint64_t chunk;
 
-    if (!c->may_exchange[l->device] || !may_share(l))
+    if (!may_share(l))
         return;
     l->job.order = request_alloc(l->request, 2 * (uint64_t)l->job.n_items, sizeof(*l->job.order));
     if (l->job.order == NULL || join(l))

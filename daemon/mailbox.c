@@ -25,7 +25,8 @@ struct mailbox {
     bool dozes;
     unsigned n_handles;
     bool may_spin;
-    _Atomic uint64_t soon_until_us;
+    _Atomic uint64_t soon_until_us; /* a post was announced */
+    uint64_t stay_until_us;         /* somebody on the loop asks for it */
     uv_mutex_t lock;
     work *head, **tail; /* posted; under the lock */
     _Atomic bool
@@ -56,14 +57,28 @@ static void soon(void *ud)
     (void)uv_async_send(&m->wake);
 }
 
+static bool is_soon(const mailbox *m, uint64_t now)
+{
+    return now < atomic_load_explicit(&m->soon_until_us, memory_order_relaxed);
+}
+
 /* Without waiting for the wake-up, which is one more turn away. */
 static void on_no_wait(uv_idle_t *h)
 {
     mailbox *m = h->data;
+    uint64_t now = uv_hrtime() / 1000;
 
     mailbox_drain(m);
-    if (uv_hrtime() / 1000 >= atomic_load_explicit(&m->soon_until_us, memory_order_relaxed))
+    if (!is_soon(m, now) && now >= m->stay_until_us)
         (void)uv_idle_stop(&m->no_wait);
+}
+
+void mailbox_stay_awake(mailbox *m, uint64_t us)
+{
+    if (!m->may_spin)
+        return;
+    m->stay_until_us = uv_hrtime() / 1000 + us;
+    (void)uv_idle_start(&m->no_wait, on_no_wait);
 }
 
 static void set_steps(mailbox *m, long ns)
@@ -91,7 +106,7 @@ static void on_wake(uv_async_t *h)
     mailbox *m = h->data;
 
     mailbox_drain(m);
-    if (uv_hrtime() / 1000 >= atomic_load_explicit(&m->soon_until_us, memory_order_relaxed))
+    if (!is_soon(m, uv_hrtime() / 1000))
         return;
     (void)uv_idle_start(&m->no_wait, on_no_wait);
     if (!m->dozes)

@@ -3,13 +3,13 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "daemon/beat.h"
 #include "daemon/route.h"
 #include "daemon/sums.h"
 #include "daemon/thread.h"
 #include "daemon/worker.h"
+#include "proto/cpus.h"
 
 enum {
     ENGINE_COPIES = 256, /* of a batch */
@@ -22,6 +22,7 @@ enum {
  * left to do when the last has landed. */
 #define FIRST_BYTES (UINT64_C(4) << 20)
 #define LAST_BYTES  (UINT64_C(8) << 20) /* some 150 us, enough to have the loop awake in time */
+#define PART_BYTES  (UINT64_C(8) << 20) /* that are looked up before the first of them are on their way */
 #define LAST_SUMMED (UINT64_C(2) << 20)
 
 struct mover {
@@ -37,7 +38,9 @@ struct mover {
     device_dir dir;
     uint32_t depth; /* batches that are kept queued */
     sums *sums;     /* NULL: the device is no faster than one thread's sums */
-    bool lost;      /* the thread's: the device has said so once */
+    bool early;     /* jobs begin before all of their items are there */
+    _Atomic bool alone;
+    bool lost; /* the thread's: the device has said so once */
     _Atomic uint64_t blocks, bytes, kernel_bytes;
     struct {
         _Atomic uint64_t blocks, bytes, busy_us;
@@ -48,6 +51,8 @@ struct mover {
 typedef struct run {
     mover *m;
     mover_job *j;
+    uint32_t n_items; /* of the job, so far */
+    bool open;        /* more may come */
     mover_place at;
     size_t n;        /* copies in this batch */
     size_t n_before; /* of these, before the item at hand */
@@ -59,6 +64,13 @@ typedef struct run {
     uint64_t n_whole;  /* blocks copied whole so far */
     uint64_t n_pulled; /* of these, from a twin */
 } run;
+
+/* What is there of the job now. */
+static void look(run *r)
+{
+    r->open = atomic_load_explicit(&r->j->open, memory_order_acquire); /* first: then the number is the last one */
+    r->n_items = atomic_load_explicit(&r->j->n_ready, memory_order_acquire);
+}
 
 static uint32_t planes(const region_map *map)
 {
@@ -147,7 +159,7 @@ static void fill(run *r)
 {
     uint32_t n_items = 0;
 
-    for (; r->at.item < r->j->n_items && r->bytes < r->limit && n_items < r->most; n_items++) {
+    for (; r->at.item < r->n_items && r->bytes < r->limit && n_items < r->most; n_items++) {
         mover_item *it = &r->j->items[r->at.item];
         bool fresh = r->at.plane == 0 && r->at.offset == 0;
 
@@ -166,19 +178,28 @@ static uint64_t nominal_piece(const region_map *map)
     return map->cross_layer || map->n_planes == 0 ? map->slot_bytes : map->slot_bytes / map->n_planes;
 }
 
+/* At most.  What is summed while it comes in may not come in large lumps. */
+static uint64_t full_batch(const run *r, bool summed)
+{
+    bool alone = atomic_load_explicit(&r->m->alone, memory_order_relaxed);
+
+    return r->m->now.batch_bytes * (alone && !summed ? MOVER_ALONE : 1);
+}
+
 /* Bytes of the next batch. */
 static uint64_t size_batch(const run *r)
 {
     const mover_job *j = r->j;
-    uint64_t most = r->m->now.batch_bytes, all = j->n_items * j->map->slot_bytes, left = all - j->queued_bytes;
-    uint64_t last = r->m->sums != NULL && j->checksum && all > LAST_BYTES ? LAST_SUMMED : LAST_BYTES;
-    uint64_t first = j->n_batches < FULL_BATCHES ? FIRST_BYTES << j->n_batches : most;
+    bool summed = r->m->sums != NULL && j->checksum;
+    uint64_t full = full_batch(r, summed), all = (r->open ? j->n_most : r->n_items) * j->map->slot_bytes;
+    uint64_t left = all - j->queued_bytes, last = summed && all > LAST_BYTES ? LAST_SUMMED : LAST_BYTES;
+    uint64_t first = j->n_batches < FULL_BATCHES ? FIRST_BYTES << j->n_batches : full;
+    uint64_t most = first < full ? first : full;
 
     if (r->m->depth == 1)
-        return most;
-    most = first < most ? first : most;
+        return r->m->now.batch_bytes;
     if (left <= last || left >= 2 * most)
-        return left <= last && last < r->m->now.batch_bytes ? last : most;
+        return left <= last && last < full ? last : most;
     left = left / 2 / 4096 * 4096;
     return left > last ? left : last < most ? last : most;
 }
@@ -418,25 +439,27 @@ static void settle(run *r, const mover_batch *b)
     for (uint32_t i = b->from.item; i < b->to.item; i++)
         if (settle_item(&j->items[i], true, b->status))
             finish_item(r, &j->items[i]);
-    if (b->to.item >= j->n_items || (b->to.plane == 0 && b->to.offset == 0))
+    if (b->to.item >= r->n_items || (b->to.plane == 0 && b->to.offset == 0))
         return;
     (void)settle_item(&j->items[b->to.item], false, b->status);
     if (j->items[b->to.item].status == KVS_E_CANCELLED && j->map->cross_layer)
         sum_item(r, &j->items[b->to.item], b->to.offset);
 }
 
-static void fail_all(mover *m, mover_job *j, const kvs_err *err)
+/* True: the job ends by that. */
+static bool fail_all(run *r, const kvs_err *err)
 {
-    m->lost = true;
-    for (uint32_t i = 0; i < j->n_items; i++)
-        j->items[i].status = KVS_E_DEVICE_LOST;
-    job_note(&j->job, KVS_E_DEVICE_LOST, err);
+    r->m->lost = true;
+    for (uint32_t i = 0; i < r->n_items; i++)
+        r->j->items[i].status = KVS_E_DEVICE_LOST;
+    job_note(&r->j->job, KVS_E_DEVICE_LOST, err);
+    return !r->open;
 }
 
 /* Nothing of it is left to be queued. */
 static bool all_queued(const run *r)
 {
-    return r->j->twin != NULL ? twin_missing(r->j->twin, r->j->side) == 0 : r->at.item >= r->j->n_items;
+    return r->j->twin != NULL ? twin_missing(r->j->twin, r->j->side) == 0 : r->at.item >= r->n_items;
 }
 
 /* Queue the next batch, if there is one and room for it. */
@@ -469,7 +492,7 @@ static void announce_end(run *r)
 
     for (uint32_t i = 0; i < j->n_flying; i++)
         flying += j->flying[i].bytes;
-    if (j->announced || !all_queued(r) || flying > LAST_BYTES || r->m->depth == 1)
+    if (j->announced || r->open || !all_queued(r) || flying > LAST_BYTES || r->m->depth == 1)
         return;
     j->announced = true;
     if (r->m->sink.soon != NULL)
@@ -501,11 +524,13 @@ static bool has_ended(const run *r)
     job *j = &r->j->job;
     kvs_err err;
 
+    if (r->open)
+        return false;
     if (all_queued(r))
         return true;
     if (!atomic_load_explicit(&j->stop, memory_order_relaxed))
         return false;
-    job_note(j, kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, r->at.item, r->j->n_items),
+    job_note(j, kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, r->at.item, r->n_items),
              &err);
     return true;
 }
@@ -518,6 +543,7 @@ static void queue_next(mover *m, uint32_t flying, uint32_t depth)
 
     if (j == NULL)
         return;
+    look(&r);
     if (j->n_batches == 0)
         j->n_batches = FULL_BATCHES; /* nothing waits for its first bytes */
     r.at = j->at;
@@ -533,17 +559,15 @@ static bool run_batch(run *r, uint32_t depth)
 
     while (submit_next(r, depth))
         ;
-    if (all_queued(r) && r->j->n_flying > 0)
+    if (!r->open && all_queued(r) && r->j->n_flying > 0)
         queue_next(r->m, r->j->n_flying, depth);
     if (r->j->n_flying > 0) {
         announce_end(r);
         b = land(r);
         r->m->landed_us = thread_now_us();
         r->turn_bytes = b.bytes;
-        if (b.status == KVS_E_DEVICE_LOST) {
-            fail_all(r->m, r->j, &b.err);
-            return true;
-        }
+        if (b.status == KVS_E_DEVICE_LOST)
+            return fail_all(r, &b.err);
         if (b.status != KVS_OK)
             job_note(&r->j->job, KVS_E_DEVICE, &b.err);
         settle(r, &b);
@@ -579,10 +603,11 @@ static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
     bool ended = true;
     kvs_err err;
 
+    look(&r);
     if (m->lost) {
         drop_open_sum(&r);
         (void)kvs_fail(&err, KVS_E_DEVICE_LOST, "device %s was lost before", m->dev->ops->name);
-        fail_all(m, x, &err);
+        ended = fail_all(&r, &err);
     } else {
         (void)pthread_mutex_lock(&m->lock);
         m->now = m->set;
@@ -624,9 +649,9 @@ static const worker_ops store_ops[2] = {{"kvs-store", mover_start, mover_turn, m
 /* Beside the mover's own thread; a core is left to the loop. */
 static unsigned sum_threads(void)
 {
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    unsigned cpus = cpus_usable();
 
-    return cpus > 2 ? (unsigned)(cpus - 2 < SUM_THREADS ? cpus - 2 : SUM_THREADS) : 1;
+    return cpus > 2 ? (cpus - 2 < SUM_THREADS ? cpus - 2 : SUM_THREADS) : 1;
 }
 
 kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink, kvs_err *err)
@@ -648,6 +673,7 @@ kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink
     m->set.batch_bytes = MOVER_BATCH_BYTES;
     (void)pthread_mutex_init(&m->lock, NULL);
     m->depth = dev->ops->depth < 1 ? 1 : dev->ops->depth > MOVER_MAX_DEPTH ? MOVER_MAX_DEPTH : dev->ops->depth;
+    m->early = m->depth > 1 && thread_may_spin();
     s = m->depth > 1 && dir == DEVICE_STORE ? sums_create(&m->sums, sum_threads(), err) : KVS_OK;
     if (s == KVS_OK)
         s = worker_create(&m->worker, &(dir == DEVICE_LOAD ? load_ops : store_ops)[m->depth > 1], m, sink, err);
@@ -661,22 +687,67 @@ kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink
     return KVS_OK;
 }
 
-void mover_submit(mover *m, mover_job *j)
+/* Items behind the `from` that are there already. */
+static void add_items(const mover *m, mover_job *j, uint32_t from)
+{
+    /* What no batch has reached is cancelled: true of a dropped job and of the rest of a stopped one. */
+    for (uint32_t i = from; i < j->n_items; i++) {
+        j->items[i].status = KVS_E_CANCELLED;
+        if (m->dir == DEVICE_STORE)
+            j->items[i].checksum = 0;
+    }
+    atomic_store_explicit(&j->n_ready, j->n_items, memory_order_release);
+}
+
+static void reset(const mover *m, mover_job *j, bool open)
 {
     j->n_flying = 0;
     j->open_sum = MOVER_NO_SUM;
     j->queued_bytes = 0;
     j->n_batches = 0;
-    j->announced = false;
+    j->announced = j->held_back = false;
     j->hopes_since_us = 0;
     j->at = (mover_place){0};
-    /* What no batch has reached is cancelled: true of a dropped job and of the rest of a stopped one. */
-    for (uint32_t i = 0; i < j->n_items; i++) {
-        j->items[i].status = KVS_E_CANCELLED;
-        if (m->dir == DEVICE_STORE)
-            j->items[i].checksum = 0;
-    }
+    add_items(m, j, 0);
+    atomic_store_explicit(&j->open, open, memory_order_relaxed);
+}
+
+void mover_submit(mover *m, mover_job *j)
+{
+    reset(m, j, false);
     worker_submit(m->worker, &j->job);
+}
+
+void mover_begin(mover *m, mover_job *j, uint32_t n_most)
+{
+    reset(m, j, true);
+    j->n_most = n_most;
+    j->held_back = !m->early;
+    if (m->early)
+        worker_submit(m->worker, &j->job);
+}
+
+void mover_add(mover *m, mover_job *j)
+{
+    add_items(m, j, atomic_load_explicit(&j->n_ready, memory_order_relaxed));
+}
+
+uint32_t mover_part(const mover_job *j, uint32_t n_left)
+{
+    uint64_t first = j->map->slot_bytes == 0 ? n_left : PART_BYTES / j->map->slot_bytes;
+    uint64_t n = j->n_items == 0 ? first : j->n_items * UINT64_C(3);
+
+    return n == 0 ? n_left > 0 : n < n_left ? (uint32_t)n : n_left;
+}
+
+void mover_complete(mover *m, mover_job *j)
+{
+    bool submit = j->held_back; /* else the job may be over with the store below */
+
+    mover_add(m, j);
+    atomic_store_explicit(&j->open, false, memory_order_release);
+    if (submit)
+        worker_submit(m->worker, &j->job);
 }
 
 void mover_expect(mover *m)
@@ -689,6 +760,11 @@ void mover_set(mover *m, const mover_settings *s)
     (void)pthread_mutex_lock(&m->lock);
     m->set = *s;
     (void)pthread_mutex_unlock(&m->lock);
+}
+
+void mover_alone(mover *m, bool alone)
+{
+    atomic_store_explicit(&m->alone, alone, memory_order_relaxed);
 }
 
 void mover_kick(mover *m)

@@ -5,7 +5,7 @@
  *
  * Knows region maps, the device table and checksums.  Does not know keys, namespaces, sockets.
  * Threads: create, submit, kick, destroy on the loop thread; everything else on its own.
- * Ownership: a job, its items, map and counter page are borrowed from submit to on_done.
+ * Ownership: a job, its items, map and counter page are borrowed from submit (or begin) to on_done.
  *
  * Jobs of one tenant run in submit order except those whose `after` is not reached; between tenants see worker.h: a turn is
  * one batch, and one of at most two blocks while others wait.  Items of a job are submitted to the
@@ -14,6 +14,7 @@
  * that had bytes in it; a lost device costs every item, and every later job without another device call.
  * A load with a twin (twin.h) takes its blocks in the order that the two of them make, whole ones; those that come from the
  * twin's device go in batches of their own, beside the others.  A failed one of these costs nothing: its blocks come from the host.
+ * A job may begin while the loop still looks up its later items: begin, add ..., complete.  It ends after complete.
  * While the last batches of a job are on their way the first ones of the next are queued behind them, within the same
  * depth, if no other tenant has ready jobs: many jobs in a row keep the link as busy as one. */
 
@@ -27,8 +28,8 @@
 
 typedef struct mover mover;
 
-/* 16 MiB reach 0.992 of the link, 32 MiB 0.995; more urgent work waits for the batches that the device has. */
-enum { MOVER_MAX_DEPTH = 4, MOVER_BATCH_BYTES = 16 << 20 };
+/* 16 MiB reach 0.990 of the link, 64 MiB 0.997; more urgent work waits for the batches that the device has. */
+enum { MOVER_MAX_DEPTH = 4, MOVER_BATCH_BYTES = 16 << 20, MOVER_ALONE = 4 /* times the size, where there is none */ };
 enum { MOVER_MAX_PULLS = 2, MOVER_MAX_FLYING = MOVER_MAX_DEPTH + MOVER_MAX_PULLS }; /* pulls: batches from a twin */
 #define MOVER_NO_SUM UINT32_MAX
 
@@ -59,11 +60,15 @@ typedef struct mover_job {
     job job;
     const region_map *map;
     mover_item *items;
-    uint32_t n_items;
-    bool checksum;   /* store: compute it (else 0) */
-    bool imported;   /* the slots are an engine's own: for the numbers only */
-    twin *twin;      /* load: or NULL; then the map is cross-layer and nothing is to be verified */
-    unsigned side;   /* of it */
+    uint32_t n_items;         /* the loop's: it may add more between begin and complete */
+    bool checksum;            /* store: compute it (else 0) */
+    bool imported;            /* the slots are an engine's own: for the numbers only */
+    _Atomic uint32_t n_ready; /* items that the mover may look at */
+    _Atomic bool open;        /* there may be more */
+    uint32_t n_most;          /* of items, while it is open */
+    bool held_back;           /* until complete */
+    twin *twin;               /* load: or NULL; then the map is cross-layer and nothing is to be verified */
+    unsigned side;            /* of it */
     uint32_t *order; /* with a twin: [2 * n_items], the mover's: items as they were taken; places are in there then */
     /* The mover's: where the job stands, and its batches on the device, the oldest first. */
     mover_place at;
@@ -104,8 +109,18 @@ typedef struct mover_settings {
 kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink, kvs_err *err);
 void mover_set(mover *m, const mover_settings *s); /* any thread; from the next turn on */
 void mover_submit(mover *m, mover_job *j);
+/* The same in parts, so that the first bytes are on their way while later items are looked up, for up to n_most items: those
+ * that are there now, more with each add (which says that n_items has grown), and the end of adding.  Before complete nothing
+ * is posted; the caller does not leave the loop meanwhile, for the mover looks out for what is to come. */
+void mover_begin(mover *m, mover_job *j, uint32_t n_most);
+void mover_add(mover *m, mover_job *j);
+void mover_complete(mover *m, mover_job *j);
+/* How many items to look up before the next add: of the first ones no more than keep the device busy for a moment. */
+uint32_t mover_part(const mover_job *j, uint32_t n_left);
 void mover_expect(mover *m); /* a job comes within a moment: the thread may wake up meanwhile */
 void mover_kick(mover *m);   /* after job_drop or job.stop: look at the lists again */
+/* Whether no other tenant's work can come in between: then batches are longer.  Any thread; from the next turn on. */
+void mover_alone(mover *m, bool alone);
 void mover_share(mover *m, uint32_t tenant, uint32_t share); /* as worker_share */
 void mover_destroy(mover *m); /* waits for what runs, drops what waits; every on_done has been posted when it returns */
 void mover_get_stats(const mover *m, mover_stats *ret);

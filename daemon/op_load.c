@@ -234,57 +234,33 @@ static void resolve_chosen(load *l, uint32_t i)
     it->gen = g->slots[at].gen;
 }
 
-static void resolve_slots(load *l)
+static void resolve_slot(load *l, uint32_t i)
 {
     region *g = l->seat->region;
+    load_item *it = &l->items[i];
+    bool absent = it->status != KVS_OK;
 
-    for (uint32_t i = 0; i < l->n; i++) {
-        load_item *it = &l->items[i];
-        bool absent = it->status != KVS_OK;
-
-        if (it->slot == WIRE_NONE32) {
-            /* What is not in host memory may still be on the device. */
-            if (!absent || region_find(g, key_of(l, i)) != REGION_NONE)
-                resolve_chosen(l, i);
-        } else if (!absent) {
-            it->status = region_may_load(l->seat, it->slot, it->gen);
-            it->copies = it->status == KVS_OK;
-        }
-        if (it->copies)
-            g->use[it->slot].loading = true;
-        else
-            rest_host(l, it);
+    if (it->slot == WIRE_NONE32) {
+        /* What is not in host memory may still be on the device. */
+        if (!absent || region_find(g, key_of(l, i)) != REGION_NONE)
+            resolve_chosen(l, i);
+    } else if (!absent) {
+        it->status = region_may_load(l->seat, it->slot, it->gen);
+        it->copies = it->status == KVS_OK;
     }
+    if (it->copies)
+        g->use[it->slot].loading = true;
 }
 
-static kvs_status hold_keys(load *l, const wire_load_req *q, kvs_err *err)
+/* A lease is held altogether or not at all. */
+static kvs_status hold_lease(load *l, const wire_load_req *q, kvs_err *err)
 {
     peer *p = l->request->peer;
-    kvs_status *status = request_alloc(l->request, (uint64_t)l->n + 1, sizeof(*status));
-    pool_slot *host = request_alloc(l->request, (uint64_t)l->n + 1, sizeof(*host));
-    uint8_t *keys = request_alloc(l->request, (uint64_t)l->n + 1, WIRE_KEY_BYTES);
-    kvs_status s;
+    kvs_status s = directory_lease_hold(p->core->dir, p->tenant, q->lease, q->ns, q->lease_first, l->n, l->host, err);
 
-    if (!status || !host || !keys)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "load of %u blocks: out of memory", l->n);
-    if (q->flags & WIRE_LOAD_BY_LEASE) {
-        s = directory_lease_hold(p->core->dir, p->tenant, q->lease, q->ns, q->lease_first, l->n, host, err);
-        if (s != KVS_OK)
-            return s;
-        for (uint32_t i = 0; i < l->n; i++)
-            memcpy(keys + (size_t)i * WIRE_KEY_BYTES, pool_row_of(p->core->pool, host[i])->key, WIRE_KEY_BYTES);
-    } else {
-        if (l->n > 0)
-            memcpy(keys, l->keys, (size_t)l->n * WIRE_KEY_BYTES);
-        directory_hold(p->core->dir, q->ns, keys, l->n, status, host);
-    }
-    l->keys = keys;
-    for (uint32_t i = 0; i < l->n; i++) {
-        l->items[i].status = status[i];
-        l->items[i].host = host[i];
-        l->items[i].has_host = status[i] == KVS_OK;
-    }
-    return KVS_OK;
+    for (uint32_t i = 0; i < l->n && s == KVS_OK; i++)
+        memcpy(l->keys + (size_t)i * WIRE_KEY_BYTES, pool_row_of(p->core->pool, l->host[i])->key, WIRE_KEY_BYTES);
+    return s;
 }
 
 /* Blocks of an earlier life are looked at before their first use, always.  Those of this one once more at each load, unless
@@ -296,26 +272,38 @@ static bool is_looked_at(core *c, const region *g, pool_slot host, const pool_ro
     return row->checksum != 0 && (again || directory_is_unverified(c->dir, host));
 }
 
-static void fill_job(load *l)
+static void add_copy(load *l, uint32_t i)
 {
     core *c = l->request->peer->core;
-    uint32_t k = 0;
+    const load_item *it = &l->items[i];
+    const pool_row *row = pool_row_of(c->pool, it->host);
+    uint32_t k = l->job.n_items++;
 
-    for (uint32_t i = 0; i < l->n; i++) {
-        const load_item *it = &l->items[i];
-        const pool_row *row;
+    l->of[k] = i;
+    l->job.items[k] = (mover_item){.host = pool_address(c->pool, it->host),
+                                   .slot = it->slot,
+                                   .run = pool_extent_of(c->pool, it->host) + 1,
+                                   .checksum = row->checksum,
+                                   .verify = is_looked_at(c, l->seat->region, it->host, row)};
+}
 
-        if (!it->copies)
-            continue;
-        row = pool_row_of(c->pool, it->host);
-        l->of[k] = i;
-        l->job.items[k++] = (mover_item){.host = pool_address(c->pool, it->host),
-                                         .slot = it->slot,
-                                         .run = pool_extent_of(c->pool, it->host) + 1,
-                                         .checksum = row->checksum,
-                                         .verify = is_looked_at(c, l->seat->region, it->host, row)};
+/* The next n keys: held, their slots found, and what is to be copied added to the job. */
+static void admit_some(load *l, uint32_t from, uint32_t n)
+{
+    directory *d = l->request->peer->core->dir;
+
+    if (!l->by_lease)
+        directory_hold_some(d, l->ns, key_of(l, from), n, l->held + from, l->host + from);
+    for (uint32_t i = from; i < from + n; i++) {
+        load_item *it = &l->items[i];
+
+        it->status = l->held[i];
+        it->host = l->host[i];
+        it->has_host = it->status == KVS_OK;
+        resolve_slot(l, i);
+        if (it->copies)
+            add_copy(l, i);
     }
-    l->job.n_items = k;
 }
 
 /* Slots that a client names are in range and named once; nothing has happened yet. */
@@ -378,7 +366,8 @@ static kvs_status check_load(peer *p, const wire_load_req *q, const directory_ns
     return s;
 }
 
-static kvs_status make_load(request *r, const wire_load_req *q, region_seat *seat, load **ret, kvs_err *err)
+static kvs_status make_load(request *r, const wire_load_req *q, region_seat *seat, const uint8_t *keys, load **ret,
+                            kvs_err *err)
 {
     load *l = request_alloc(r, 1, sizeof(*l));
 
@@ -390,30 +379,60 @@ static kvs_status make_load(request *r, const wire_load_req *q, region_seat *sea
     l->mover = core_device_of(r->peer->core, seat->region)->load;
     l->ns = q->ns;
     l->n = q->n;
+    l->by_lease = (q->flags & WIRE_LOAD_BY_LEASE) != 0;
     l->items = request_alloc(r, (uint64_t)q->n + 1, sizeof(l->items[0]));
     l->of = request_alloc(r, (uint64_t)q->n + 1, sizeof(l->of[0]));
     l->job.items = request_alloc(r, (uint64_t)q->n + 1, sizeof(l->job.items[0]));
-    if (!l->items || !l->of || !l->job.items)
+    l->keys = request_alloc(r, (uint64_t)q->n + 1, WIRE_KEY_BYTES);
+    l->held = request_alloc(r, (uint64_t)q->n + 1, sizeof(l->held[0]));
+    l->host = request_alloc(r, (uint64_t)q->n + 1, sizeof(l->host[0]));
+    if (!l->items || !l->of || !l->job.items || !l->keys || !l->held || !l->host)
         return kvs_fail(err, KVS_E_NO_MEMORY, "load of %u blocks: out of memory", q->n);
+    if (q->n > 0 && !l->by_lease)
+        memcpy(l->keys, keys, (size_t)q->n * WIRE_KEY_BYTES);
     r->ext = l;
     *ret = l;
     return request_room(r, WIRE_load_rep_BYTES + (uint64_t)q->n * WIRE_load_result_BYTES, err);
 }
 
-static void submit(load *l, const wire_load_req *q)
+/* Behind the last key: what is only held to be looked at is let go, when all are as recent as they shall be. */
+static void admit_end(load *l)
 {
     bool all = true;
 
+    if (!l->by_lease)
+        directory_renew(l->request->peer->core->dir, l->host, l->n);
+    for (uint32_t i = 0; i < l->n; i++) {
+        if (!l->items[i].copies)
+            rest_host(l, &l->items[i]);
+        all = all && l->items[i].status == KVS_OK;
+    }
+    l->job.job.signal_by_worker = all; /* else the loop adds the error word */
+}
+
+/* The first blocks are on their way while we look at the others; but who may have a twin must know them all. */
+static void admit(load *l, const wire_load_req *q)
+{
     job_init(&l->job.job, load_done);
     job_fill(&l->job.job, l->request->peer, q->after_counter, q->after_value, q->signal_counter, q->signal_value);
-    for (uint32_t i = 0; i < l->n; i++)
-        all = all && l->items[i].status == KVS_OK;
-    l->job.job.signal_by_worker = all; /* else the loop adds the error word */
     l->job.map = l->seat->region->map;
     l->job.imported = l->seat->region->imported;
     l->seat->users++;
-    load_twin_find(l);
-    mover_submit(l->mover, &l->job);
+    if (load_twin_is_likely(l)) {
+        admit_some(l, 0, l->n);
+        admit_end(l);
+        load_twin_find(l);
+        mover_submit(l->mover, &l->job);
+        return;
+    }
+    mover_begin(l->mover, &l->job, l->n);
+    for (uint32_t at = 0, n; at < l->n; at += n) {
+        n = mover_part(&l->job, l->n - at);
+        admit_some(l, at, n);
+        mover_add(l->mover, &l->job);
+    }
+    admit_end(l);
+    mover_complete(l->mover, &l->job);
 }
 
 kvs_status op_load(request *r, wire_in *in, kvs_err *err)
@@ -437,22 +456,18 @@ kvs_status op_load(request *r, wire_in *in, kvs_err *err)
     if (s == KVS_OK)
         s = request_charge(r, (uint64_t)q.n * ns->slot_bytes, err);
     if (s == KVS_OK)
-        s = make_load(r, &q, seat, &l, err);
+        s = make_load(r, &q, seat, keys, &l, err);
     if (s == KVS_OK)
         s = read_slots(l, refs, err);
     if (s == KVS_OK)
         s = request_go(r, &load_ops, err);
-    if (s != KVS_OK)
-        return s;
-    l->keys = keys;
-    s = hold_keys(l, &q, err);
+    if (s == KVS_OK && l->by_lease)
+        s = hold_lease(l, &q, err);
     if (s != KVS_OK) {
         r->out = false; /* nothing was held: it is an ordinary refusal */
         return s;
     }
-    resolve_slots(l);
-    fill_job(l);
-    submit(l, &q);
+    admit(l, &q);
     return KVS_OK;
 }
 

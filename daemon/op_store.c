@@ -22,7 +22,9 @@ typedef struct store {
     bool refilled; /* it waits for no job of ours: what is in the slots is what the client put there */
     uint8_t *keys; /* [n][32] */
     store_item *items;
-    uint32_t *of; /* [job.n_items] */
+    uint32_t *of;       /* [job.n_items] */
+    kvs_status *status; /* [n], while it is admitted; and the slots */
+    pool_slot *host;
 } store;
 
 /* ---- the end of a job ---- */
@@ -230,7 +232,9 @@ static kvs_status make_store(request *r, const wire_store_req *q, region_seat *s
     x->items = request_alloc(r, (uint64_t)q->n + 1, sizeof(x->items[0]));
     x->of = request_alloc(r, (uint64_t)q->n + 1, sizeof(x->of[0]));
     x->job.items = request_alloc(r, (uint64_t)q->n + 1, sizeof(x->job.items[0]));
-    if (!x->keys || !x->items || !x->of || !x->job.items)
+    x->status = request_alloc(r, (uint64_t)q->n + 1, sizeof(x->status[0]));
+    x->host = request_alloc(r, (uint64_t)q->n + 1, sizeof(x->host[0]));
+    if (!x->keys || !x->items || !x->of || !x->job.items || !x->status || !x->host)
         return kvs_fail(err, KVS_E_NO_MEMORY, "store of %u blocks: out of memory", q->n);
     if (q->n > 0)
         memcpy(x->keys, keys, (size_t)q->n * WIRE_KEY_BYTES);
@@ -239,46 +243,52 @@ static kvs_status make_store(request *r, const wire_store_req *q, region_seat *s
     return request_room(r, WIRE_key_rep_BYTES + (uint64_t)q->n * 4, err);
 }
 
-static kvs_status admit(store *x, const wire_store_req *q, kvs_err *err)
+/* Key i was admitted, or not. */
+static void add_item(store *x, uint32_t i)
 {
     core *c = x->request->peer->core;
-    kvs_status *status = request_alloc(x->request, (uint64_t)x->n + 1, sizeof(*status));
-    pool_slot *host = request_alloc(x->request, (uint64_t)x->n + 1, sizeof(*host));
-    uint32_t k = 0;
+    store_item *it = &x->items[i];
+    region_use *use = &x->seat->region->use[it->slot];
+    uint32_t k;
 
-    if (!status || !host)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "store of %u blocks: out of memory", x->n);
-    directory_admit(c->dir, q->ns, q->first_depth, q->parent, x->keys, x->n, status, host);
-    for (uint32_t i = 0; i < x->n; i++) {
-        store_item *it = &x->items[i];
-
-        it->status = status[i];
-        it->host = host[i];
-        it->copies = status[i] == KVS_OK;
-        x->seat->region->use[it->slot].stores++;
-        if (x->refilled && !x->seat->region->use[it->slot].loading)
-            x->seat->region->use[it->slot].bad = false;
-        if (!it->copies)
-            continue;
-        x->of[k] = i;
-        x->job.items[k++] = (mover_item){.host = pool_address(c->pool, host[i]),
-                                         .slot = it->slot,
-                                         .run = pool_extent_of(c->pool, host[i]) + 1}; /* it lies in one piece */
-    }
-    x->job.n_items = k;
-    x->job.checksum = c->config->pool_checksum;
-    c->step_due = true;
-    return KVS_OK;
+    it->status = x->status[i];
+    it->copies = it->status == KVS_OK;
+    it->host = it->copies ? x->host[i] : POOL_NONE;
+    use->stores++;
+    if (x->refilled && !use->loading)
+        use->bad = false;
+    if (!it->copies)
+        return;
+    k = x->job.n_items++;
+    x->of[k] = i;
+    x->job.items[k] = (mover_item){.host = pool_address(c->pool, it->host),
+                                   .slot = it->slot,
+                                   .run = pool_extent_of(c->pool, it->host) + 1}; /* it lies in one piece */
 }
 
-static void submit(store *x, const wire_store_req *q)
+/* The first blocks are on their way while we look at the others. */
+static void admit(store *x, const wire_store_req *q)
 {
+    core *c = x->request->peer->core;
+
     job_init(&x->job.job, store_done);
     job_fill(&x->job.job, x->request->peer, q->after_counter, q->after_value, q->signal_counter, q->signal_value);
     x->job.map = x->seat->region->map;
     x->job.imported = x->seat->region->imported;
+    x->job.checksum = c->config->pool_checksum;
     x->seat->users++;
-    mover_submit(x->mover, &x->job);
+    directory_admit_begin(c->dir, q->ns, q->first_depth, q->parent, x->keys, x->n, x->status, x->host);
+    mover_begin(x->mover, &x->job, x->n);
+    for (uint32_t at = 0, n; at < x->n; at += n) {
+        n = mover_part(&x->job, x->n - at);
+        directory_admit_next(c->dir, n);
+        for (uint32_t i = at; i < at + n; i++)
+            add_item(x, i);
+        mover_add(x->mover, &x->job);
+    }
+    directory_admit_end(c->dir);
+    c->step_due = true;
+    mover_complete(x->mover, &x->job);
 }
 
 kvs_status op_store(request *r, wire_in *in, kvs_err *err)
@@ -308,12 +318,7 @@ kvs_status op_store(request *r, wire_in *in, kvs_err *err)
         s = request_go(r, &store_ops, err);
     if (s != KVS_OK)
         return s;
-    s = admit(x, &q, err);
-    if (s != KVS_OK) {
-        r->out = false; /* nothing was admitted: it is an ordinary refusal */
-        return s;
-    }
-    submit(x, &q);
+    admit(x, &q);
     return KVS_OK;
 }
 

@@ -18,8 +18,11 @@ static void count(core *c, const peer_info *info, uint32_t by)
     if (info->denied)
         return; /* the server counts those */
     *(info->is_admin ? &c->n_admins : &c->n_clients) += by;
-    if (!info->is_admin)
-        c->tenants[info->tenant].n_clients += by;
+    if (info->is_admin)
+        return;
+    c->tenants[info->tenant].n_clients += by;
+    if (c->tenants[info->tenant].n_clients == (by == 1 ? 1 : 0))
+        core_present(c, by);
 }
 
 static kvs_status check_place(const core *c, const peer_info *info, kvs_err *err)

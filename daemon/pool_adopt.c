@@ -7,8 +7,6 @@
 /* Taking over an earlier life's blocks.  Everything is looked at before anything is changed; and each change (a row freed,
  * an extent without blocks unbound) leaves a table that the next life could adopt as well. */
 
-#define ULL(n) ((unsigned long long)(n))
-
 static bool refuse(pool *p, const char *what, uint64_t at, uint64_t found, uint64_t wanted)
 {
     (void)snprintf(p->adoption.why, sizeof p->adoption.why, "%s of %llu: found %llu, wanted %llu", what, ULL(at),

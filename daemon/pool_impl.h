@@ -1,13 +1,17 @@
 #ifndef KVS_DAEMON_POOL_IMPL_H
 #define KVS_DAEMON_POOL_IMPL_H
 
-/* What the files of the pool share: pool.c (slots and extents), pool_adopt.c (the blocks of an earlier life).
+/* What the files of the pool share: pool_open.c (begin and end), pool_adopt.c (the blocks of an earlier life), pool_extent.c
+ * (pieces, layouts, extents), pool.c (slots), pool_check.c (recount).
  *
  * Knows the same as daemon/pool.h.  Nobody else includes it.  Loop thread only. */
 
 #include "daemon/pool.h"
 
 #include "daemon/sparse.h"
+
+#define MIB(n) ((uint64_t)(n) << 20)
+#define ULL(n) ((unsigned long long)(n))
 
 enum {
     N_STATES = POOL_QUARANTINED + 1,
@@ -63,8 +67,21 @@ static inline pool_row *row_at(const pool *p, pool_slot s)
     return sparse_at(&p->table.rows, s);
 }
 
-/* pool.c */
+static inline uint32_t slot_state(const pool *p, pool_slot s)
+{
+    return row_at(p, s)->state;
+}
+
+/* pool_extent.c */
+/* Into and out of a list of extents, by its head. */
+void extents_push(pool *p, uint32_t *head, uint32_t e);
+void extents_remove(pool *p, uint32_t *head, uint32_t e);
 bool extent_can_give(const extent *x);
+void extent_bind(pool *p, uint32_t e, uint32_t layout_id); /* an unassigned one becomes the layout's */
+/* A closing extent whose slots are all free belongs to nobody again. */
+void extent_unbind_if_empty(pool *p, uint32_t e);
+
+/* pool.c */
 uint32_t row_check(const pool_row *r, pool_slot s); /* of a row as it is */
 void row_set_state(pool *p, pool_slot s, enum pool_state to, uint32_t check);
 

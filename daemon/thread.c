@@ -3,7 +3,8 @@
 #include <signal.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
+
+#include "proto/cpus.h"
 
 enum { SPIN_CPUS = 4 }; /* the loop, a mover, a client, and whoever else there is */
 
@@ -22,7 +23,7 @@ uint64_t thread_now_us(void)
 
 bool thread_may_spin(void)
 {
-    return sysconf(_SC_NPROCESSORS_ONLN) >= SPIN_CPUS;
+    return cpus_usable() >= SPIN_CPUS;
 }
 
 int thread_cond_init(pthread_cond_t *c)

@@ -25,7 +25,7 @@ static inline void thread_relax(void)
 #endif
 }
 
-/* Are there processors enough that a thread may wait without sleeping for a moment?  Elsewhere it would only keep away whom
+/* Are there processors enough, for this process, that a thread may wait without sleeping for a moment?  Elsewhere it would only keep away whom
  * it waits for. */
 bool thread_may_spin(void);
 

@@ -2,6 +2,7 @@
 #include "kernels/cuda_error.h"
 
 #include <cuda_runtime_api.h>
+#include <string.h>
 
 kvs_status kvs_cuda_status(int error)
 {
@@ -66,6 +67,22 @@ kvs_status kvs_cuda_fail_bytes(kvs_err *err, const char *call, unsigned long lon
     (void)cudaGetLastError();
     return kvs_fail(err, kvs_cuda_status(error), "%s: %llu bytes: %s (%d): %s", call, bytes, cudaGetErrorName(e), error,
                     cudaGetErrorString(e));
+}
+
+void kvs_cuda_uuid_text(const uint8_t uuid[16], char ret[KVS_UUID_TEXT_BYTES])
+{
+    static const char digits[] = "0123456789abcdef";
+    char *p = ret;
+
+    memcpy(p, "GPU-", 4);
+    p += 4;
+    for (int i = 0; i < 16; i++) {
+        *p++ = digits[uuid[i] >> 4];
+        *p++ = digits[uuid[i] & 15];
+        if (i == 3 || i == 5 || i == 7 || i == 9)
+            *p++ = '-';
+    }
+    *p = '\0';
 }
 #else
 typedef int kvs_no_cuda_error; /* a translation unit holds a declaration */

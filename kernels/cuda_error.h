@@ -6,6 +6,8 @@
  * Knows the numbers of the runtime and of the driver, which are the same where both have one.  Any thread.  Owns
  * nothing. */
 
+#include <stdint.h>
+
 #include "proto/status.h"
 
 #ifdef __cplusplus
@@ -22,6 +24,10 @@ kvs_status kvs_cuda_fail(kvs_err *err, const char *call, int error);
 
 /* "what, value": the same with the amount that was asked for. */
 kvs_status kvs_cuda_fail_bytes(kvs_err *err, const char *call, unsigned long long bytes, int error);
+
+/* A GPU's UUID as nvidia-smi and CUDA_VISIBLE_DEVICES write it: "GPU-" and 8-4-4-4-12 hexadecimal digits. */
+enum { KVS_UUID_TEXT_BYTES = 41 };
+void kvs_cuda_uuid_text(const uint8_t uuid[16], char ret[KVS_UUID_TEXT_BYTES]);
 
 #ifdef __cplusplus
 }

@@ -350,16 +350,17 @@ static kvs_status import_ipc(cuda_device *d, cuda_mem *m, const device_import *i
 
 static kvs_status import_check(const cuda_device *d, const device_import *in, kvs_err *err)
 {
+    char its[KVS_UUID_TEXT_BYTES], own[KVS_UUID_TEXT_BYTES];
+
     if (in->memory != WIRE_MEMORY_CUDA_IPC && in->memory != WIRE_MEMORY_CUDA_VMM)
         return kvs_fail(err, KVS_E_UNSUPPORTED,
                         "memory: kind %" PRIu32 ", the cuda device takes %d (IPC handle) and %d (VMM descriptor)",
                         in->memory, (int)WIRE_MEMORY_CUDA_IPC, (int)WIRE_MEMORY_CUDA_VMM);
-    if (in->uuid != NULL && memcmp(in->uuid, d->uuid, sizeof d->uuid) != 0)
-        return kvs_fail(err, KVS_E_INVALID,
-                        "memory of the GPU whose UUID begins with %02x%02x%02x%02x, this one's with %02x%02x%02x%02x",
-                        in->uuid[0], in->uuid[1], in->uuid[2], in->uuid[3], d->uuid[0], d->uuid[1], d->uuid[2],
-                        d->uuid[3]);
-    return KVS_OK;
+    if (in->uuid == NULL || memcmp(in->uuid, d->uuid, sizeof d->uuid) == 0)
+        return KVS_OK;
+    kvs_cuda_uuid_text(in->uuid, its);
+    kvs_cuda_uuid_text(d->uuid, own);
+    return kvs_fail(err, KVS_E_INVALID, "memory: on the GPU with UUID %s, this one is %s", its, own);
 }
 
 kvs_status cuda_mem_import(device *base, const device_import *in, device_mem **ret, kvs_err *err)

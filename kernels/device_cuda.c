@@ -43,7 +43,6 @@ kvs_status device_cuda_get_info(device *d, device_cuda_info *ret, kvs_err *err)
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include "kernels/cuda_device.h"
 #include "kernels/cuda_error.h"
@@ -52,9 +51,7 @@ kvs_status device_cuda_get_info(device *d, device_cuda_info *ret, kvs_err *err)
 #include "kernels/kernels_cuda.h"
 #include "proto/wire.h"
 
-enum { MAX_TOUCHERS = 8 };
-#define TOUCH_BYTES (UINT64_C(64) << 20) /* less is not worth a thread */
-#define AHEAD_BYTES (UINT64_C(1) << 30)  /* a pool's pieces, but the first and the last */
+#define AHEAD_BYTES (UINT64_C(1) << 30) /* a pool's pieces, but the first and the last */
 
 kvs_status cuda_failed(cuda_device *d, kvs_err *err, const char *call, int error)
 {
@@ -85,53 +82,6 @@ kvs_status cuda_enter(cuda_device *d, kvs_err *err)
 }
 
 /* --- host memory -------------------------------------------------------------------------------------------- */
-
-typedef struct toucher {
-    uint8_t *at;
-    uint64_t bytes;
-    kvs_status status;
-    kvs_err err;
-} toucher;
-
-/* What is there already is mapped ahead, or else by the driver: both are faster than asking for it again. */
-static void *touch(void *arg)
-{
-    toucher *t = arg;
-
-    t->status = kvs_pages_absent(t->at, t->bytes) > 0 ? kvs_pages_make(t->at, t->bytes, &t->err) : KVS_OK;
-    return NULL;
-}
-
-/* Allocating pages is the slow part of pinning, and threads share it well. */
-static kvs_status touch_all(uint8_t *p, uint64_t bytes, kvs_err *err)
-{
-    toucher t[MAX_TOUCHERS] = {0};
-    pthread_t threads[MAX_TOUCHERS];
-    bool started[MAX_TOUCHERS] = {false};
-    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
-    uint64_t n = bytes / TOUCH_BYTES, share;
-    kvs_status s = KVS_OK;
-
-    n = n < 1 ? 1 : n > MAX_TOUCHERS ? MAX_TOUCHERS : n;
-    n = cpus > 0 && (uint64_t)cpus < n ? (uint64_t)cpus : n;
-    share = (bytes / n + TOUCH_BYTES - 1) / TOUCH_BYTES * TOUCH_BYTES;
-    for (uint64_t i = 0; i < n && i * share < bytes; i++) {
-        uint64_t left = bytes - i * share;
-
-        t[i] = (toucher){.at = p + i * share, .bytes = n == 1 || left < share ? left : share};
-        started[i] = i > 0 && pthread_create(&threads[i], NULL, touch, &t[i]) == 0;
-        if (i > 0 && !started[i])
-            (void)touch(&t[i]);
-    }
-    (void)touch(&t[0]);
-    for (uint64_t i = 0; i < n; i++) {
-        if (started[i])
-            (void)pthread_join(threads[i], NULL);
-        if (s == KVS_OK && t[i].bytes > 0 && t[i].status != KVS_OK)
-            s = kvs_fail(err, t[i].status, "%s", t[i].err.msg);
-    }
-    return s;
-}
 
 /* A pool grows from its start to its end: while the driver pins one piece, a thread maps the next one, if it is of an earlier
  * life.  Else it finds nothing to do. */
@@ -185,7 +135,7 @@ static kvs_status cuda_host_register(device *base, void *p, uint64_t bytes, kvs_
         s = kvs_fail(err, KVS_E_INVALID, "host_register: %" PRIu64 " bytes at %p are no range", bytes, p);
     end_ahead(d);
     if (s == KVS_OK && !is_mapped(d, p, bytes))
-        s = touch_all(p, bytes, err);
+        s = kvs_pages_make(p, bytes, err);
     if (s != KVS_OK)
         return s;
     begin_ahead(d, (uint8_t *)p + bytes);
@@ -284,6 +234,7 @@ kvs_status device_cuda_find(const uint8_t uuid[16], uint32_t *ret_ordinal, kvs_e
 {
     uint32_t n = 0;
     kvs_status s = device_cuda_count(&n, err);
+    char text[KVS_UUID_TEXT_BYTES];
 
     for (uint32_t i = 0; i < n && s == KVS_OK; i++) {
         struct cudaDeviceProp p;
@@ -294,11 +245,10 @@ kvs_status device_cuda_find(const uint8_t uuid[16], uint32_t *ret_ordinal, kvs_e
             return KVS_OK;
         }
     }
-    return s != KVS_OK ? s
-                       : kvs_fail(err, KVS_E_NOT_FOUND,
-                                  "cuda device: none of %" PRIu32 " GPUs has the UUID that begins with "
-                                  "%02x%02x%02x%02x",
-                                  n, uuid[0], uuid[1], uuid[2], uuid[3]);
+    if (s != KVS_OK)
+        return s;
+    kvs_cuda_uuid_text(uuid, text);
+    return kvs_fail(err, KVS_E_NOT_FOUND, "cuda device: none of %" PRIu32 " GPUs has UUID %s", n, text);
 }
 
 static kvs_status check_sharing(cuda_device *d, kvs_err *err)

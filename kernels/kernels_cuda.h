@@ -9,7 +9,7 @@
  * table_width and parts alone: a call may be captured in a CUDA graph and replayed with new contents.
  *
  * Argument structs are those of mla.h with every pointer in device memory (or in mapped host memory); plain
- * integers and views travel by value.  Errors: those of the C functions, found before anything is queued;
+ * integers and views travel by value; `stop` is not looked at.  Errors: those of the C functions, found before anything is queued;
  * E_DEVICE or E_DEVICE_LOST from the launch itself. */
 
 #include <stdint.h>

@@ -8,6 +8,7 @@
  *
  * Geometry: latent R = 512 values, rope D = 64 values, a row is latent then rope. */
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -49,6 +50,7 @@ enum kvs_kernel_id {
  *   src_type      enum kvs_value: mla_fp8 takes every one, the others that of the format (fp8_ds_mla: bf16), which 0
  *                 stands for
  *   scale         mla_fp8: one fp32; else not looked at
+ *   stop          a flag that another thread may set to end the call early, in C; or NULL
  *   ret_bad       slots >= n_blocks * tokens_per_block: skipped and counted here
  * x = kv_c[t], then k_pe[t]; view.row(slot) =
  *   mla_bf16, mla_fp16, mla_fp32   x[0..576), bit for bit
@@ -57,7 +59,7 @@ enum kvs_kernel_id {
  *                                  bit, where s = max(amax of the 128 values / 448, 2^-126); a NaN is not in the amax
  * Duplicate slots: the last token wins.
  * E_UNSUPPORTED: another format or type.  E_INVALID: a stride below the row, no scale (checked before any byte is
- * written). */
+ * written).  E_CANCELLED: stopped. */
 typedef struct kvs_mla_write_args {
     kvs_view view;
     const uint8_t *kv_c, *k_pe;
@@ -65,6 +67,7 @@ typedef struct kvs_mla_write_args {
     const int64_t *slot_mapping;
     uint32_t n_tokens, src_type;
     const float *scale;
+    const bool *stop;
 } kvs_mla_write_args;
 kvs_status kvs_mla_write(const kvs_mla_write_args *a, uint32_t *ret_bad, kvs_err *err);
 
@@ -102,12 +105,14 @@ kvs_status kvs_mla_write_layers(const kvs_mla_write_layers_args *a, uint32_t *re
  *                 result of a row does not depend on its neighbours)
  *   out           [T][h_q][512] of the queries' type: softmax(sm_scale q.k) v
  *   lse           [T][h_q] fp32, natural log of the sum of exponents
+ *   stop          a flag that another thread may set to end the call early, in C; or NULL
  * k and v of mla_fp8 are kv_scale times e4m3: the bytes are widened exactly, kv_scale goes into sm_scale and the
  * output.  Those of fp8_ds_mla are e4m3 times the fp32 scale of their 128 values, and 64 bf16.
  * Query j of s_q sees tokens 0 .. len - s_q + j (causal).  A query that sees nothing: out 0, lse -inf.
  * A table entry outside 0..n_blocks-1 is skipped with its tokens and counted in ret_bad; so is a bad length (as 0).
  * Accumulates in fp32 with a fixed order: equal inputs, parts and kernel id give equal bits whatever the strides, the
- * neighbours and the padding rows.  Errors are found before anything is written: E_UNSUPPORTED, E_INVALID, E_LIMIT. */
+ * neighbours and the padding rows.  Errors are found before anything is written: E_UNSUPPORTED, E_INVALID, E_LIMIT; but
+ * E_CANCELLED, stopped. */
 typedef struct kvs_mla_decode_args {
     kvs_view view;
     kvs_strided q_nope, q_pe, out, lse;
@@ -118,6 +123,7 @@ typedef struct kvs_mla_decode_args {
     uint32_t fixed_split; /* 0 or 1 */
     float sm_scale;
     const float *kv_scale;
+    const bool *stop;
 } kvs_mla_decode_args;
 
 typedef struct kvs_mla_decode_result {

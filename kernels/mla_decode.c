@@ -99,12 +99,14 @@ kvs_status kvs_mla_decode(const kvs_mla_decode_args *a, void *workspace, uint64_
                    .score_scale = a->sm_scale * kv_scale,
                    .out_scale = kv_scale,
                    .row = row_by_table,
-                   .of = a};
+                   .of = a,
+                   .stop = a->stop};
     s = mla_walk_open(&w, workspace, workspace_bytes, err);
     if (s != KVS_OK)
         return s;
     for (uint32_t i = 0; i < a->n_seqs; i++)
-        mla_walk_unit(&w, i, is_good_length(a, a->seq_len[i]) ? (uint64_t)a->seq_len[i] : 0);
+        if (!mla_walk_unit(&w, i, is_good_length(a, a->seq_len[i]) ? (uint64_t)a->seq_len[i] : 0))
+            return kvs_fail(err, KVS_E_CANCELLED, "stopped at sequence %" PRIu32 " of %" PRIu32, i, a->n_seqs);
     *ret = (kvs_mla_decode_result){w.parts, KVS_KERNEL_MLA_DECODE_C, count_bad(a)};
     return KVS_OK;
 }

@@ -116,18 +116,20 @@ static kvs_strided from_token(const kvs_strided *o, uint64_t token)
     return (kvs_strided){o->base + token * o->token_stride, o->token_stride, o->head_stride};
 }
 
-/* Returns how many entries were bad. */
-static uint64_t sequence_run(const kvs_mla_extend_args *a, mla_walk *w, uint32_t seq)
+/* False: stopped.  *bad grows by the entries that were. */
+static bool sequence_run(const kvs_mla_extend_args *a, mla_walk *w, uint32_t seq, uint64_t *bad)
 {
     const sequence of = {a, seq};
     const uint64_t tokens = a->view.tokens_per_block;
-    uint64_t begin, len, bad = 0;
+    uint64_t begin, len;
 
-    if (!is_range(a, seq))
-        return 1;
+    if (!is_range(a, seq)) {
+        (*bad)++;
+        return true;
+    }
     w->s_q = (uint32_t)(a->q_start[seq + 1] - a->q_start[seq]);
     if (w->s_q == 0)
-        return 0;
+        return true;
     begin = (uint64_t)a->q_start[seq];
     len = is_good_length(a, a->seq_len[seq]) ? (uint64_t)a->seq_len[seq] : 0;
     w->q_nope = from_token(&a->q_nope, begin);
@@ -135,10 +137,12 @@ static uint64_t sequence_run(const kvs_mla_extend_args *a, mla_walk *w, uint32_t
     w->out = from_token(&a->out, begin);
     w->lse = from_token(&a->lse, begin);
     w->of = &of;
-    mla_walk_unit(w, 0, len);
+    if (!mla_walk_unit(w, 0, len))
+        return false;
     for (uint64_t page = 0; page * tokens < len; page++)
-        bad += !is_good_block(a, block_of(a, seq, page));
-    return bad + !is_good_length(a, a->seq_len[seq]);
+        *bad += !is_good_block(a, block_of(a, seq, page));
+    *bad += !is_good_length(a, a->seq_len[seq]);
+    return true;
 }
 
 kvs_status kvs_mla_extend(const kvs_mla_extend_args *a, void *workspace, uint64_t workspace_bytes,
@@ -158,12 +162,14 @@ kvs_status kvs_mla_extend(const kvs_mla_extend_args *a, void *workspace, uint64_
                    .parts = choose_parts(a),
                    .score_scale = a->sm_scale * kv_scale,
                    .out_scale = kv_scale,
-                   .row = row_by_table};
+                   .row = row_by_table,
+                   .stop = a->stop};
     s = mla_walk_open(&w, workspace, workspace_bytes, err);
     if (s != KVS_OK)
         return s;
     for (uint32_t i = 0; i < a->n_seqs; i++)
-        bad += sequence_run(a, &w, i);
+        if (!sequence_run(a, &w, i, &bad))
+            return kvs_fail(err, KVS_E_CANCELLED, "stopped at sequence %" PRIu32 " of %" PRIu32, i, a->n_seqs);
     *ret = (kvs_mla_decode_result){w.parts, KVS_KERNEL_MLA_EXTEND_C, bad > UINT32_MAX ? UINT32_MAX : (uint32_t)bad};
     return KVS_OK;
 }

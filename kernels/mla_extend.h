@@ -28,12 +28,13 @@ struct CUstream_st;
  *   sm_scale, kv_scale, parts, fixed_split   as in kvs_mla_decode; parts cuts all tokens of a sequence, seen or not
  *   out           [n_tokens][h_q][512] of the queries' type: softmax(sm_scale q.k) v
  *   lse           [n_tokens][h_q] fp32, natural log of the sum of exponents
+ *   stop          a flag that another thread may set to end the call early, in C; or NULL
  * With s = q_start[i + 1] - q_start[i], query j of sequence i sees tokens 0 .. seq_len[i] - s + j (causal behind the
  * prefix).  A query that sees nothing: out 0, lse -inf.  A sequence without queries is not looked at.
  * A table entry outside 0..n_blocks-1 is skipped with its tokens and counted in ret->bad; so are a bad length (as 0) and
  * a q_start[i] .. q_start[i + 1] that is no such range (as without queries).
  * Equal inputs, parts and kernel id give equal bits whatever the strides, the neighbours and the padding.
- * Errors are found before anything is written: E_UNSUPPORTED, E_INVALID, E_LIMIT. */
+ * Errors are found before anything is written: E_UNSUPPORTED, E_INVALID, E_LIMIT; but E_CANCELLED, stopped. */
 typedef struct kvs_mla_extend_args {
     kvs_view view;
     kvs_strided q_nope, q_pe, out, lse;
@@ -44,6 +45,7 @@ typedef struct kvs_mla_extend_args {
     uint32_t fixed_split; /* 0 or 1 */
     float sm_scale;
     const float *kv_scale;
+    const bool *stop;
 } kvs_mla_extend_args;
 
 uint64_t kvs_mla_extend_workspace(const kvs_mla_extend_args *a); /* as kvs_mla_decode_workspace */

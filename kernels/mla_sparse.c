@@ -103,7 +103,7 @@ kvs_status kvs_mla_sparse(const kvs_mla_sparse_args *a, void *workspace, uint64_
     if (s != KVS_OK)
         return s;
     for (uint32_t t = 0; t < a->n_seqs * a->s_q; t++)
-        mla_walk_unit(&w, t, length_of(a, t / a->s_q));
+        (void)mla_walk_unit(&w, t, length_of(a, t / a->s_q));
     *ret = (kvs_mla_decode_result){w.parts, KVS_KERNEL_MLA_SPARSE_C, count_bad(a)};
     return KVS_OK;
 }

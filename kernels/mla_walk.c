@@ -137,8 +137,8 @@ static void tile_run(const mla_walk *w, uint32_t unit, uint32_t first, uint64_t 
     w->step(g);
 }
 
-/* Tokens begin..end of the unit, then into the running state. */
-static void part_run(const mla_walk *w, uint32_t unit, uint32_t first, uint64_t len, uint64_t begin, uint64_t end)
+/* Tokens begin..end of the unit, then into the running state.  False: stopped. */
+static bool part_run(const mla_walk *w, uint32_t unit, uint32_t first, uint64_t len, uint64_t begin, uint64_t end)
 {
     mla_group *g = w->g;
 
@@ -147,8 +147,11 @@ static void part_run(const mla_walk *w, uint32_t unit, uint32_t first, uint64_t 
         g->max[r] = -INFINITY;
         g->sum[r] = 0.0f;
     }
-    for (uint64_t t0 = begin; t0 < end; t0 += MLA_TILE)
+    for (uint64_t t0 = begin; t0 < end; t0 += MLA_TILE) {
+        if (kvs_is_stopped(w->stop))
+            return false;
         tile_run(w, unit, first, len, t0, end);
+    }
     for (uint32_t r = 0; r < g->n_rows; r++) {
         if (g->sum[r] == 0.0f)
             continue; /* saw nothing */
@@ -157,9 +160,10 @@ static void part_run(const mla_walk *w, uint32_t unit, uint32_t first, uint64_t 
         kvs_merge_states(g->run[r], &g->run_lse[r], g->acc[r], g->max[r] + (float)log((double)g->sum[r]),
                          KVS_MLA_LATENT);
     }
+    return true;
 }
 
-void mla_walk_unit(const mla_walk *w, uint32_t unit, uint64_t len)
+bool mla_walk_unit(const mla_walk *w, uint32_t unit, uint64_t len)
 {
     uint64_t range = (len + w->parts - 1) / w->parts;
     uint32_t rows = w->s_q * w->h_q;
@@ -168,12 +172,16 @@ void mla_walk_unit(const mla_walk *w, uint32_t unit, uint64_t len)
         uint32_t n_rows = rows - first < MLA_GROUP ? rows - first : MLA_GROUP;
         uint64_t seen = seen_by(w, first, n_rows - 1, len); /* the last row sees the most */
 
+        if (kvs_is_stopped(w->stop))
+            return false;
         group_open(w, unit, first, n_rows);
         for (uint64_t begin = 0; begin < seen; begin += range) {
             uint64_t end = begin + range;
 
-            part_run(w, unit, first, len, begin, end < seen ? end : seen);
+            if (!part_run(w, unit, first, len, begin, end < seen ? end : seen))
+                return false;
         }
         group_store(w, unit, first);
     }
+    return true;
 }

@@ -13,6 +13,7 @@
  * to one call. */
 
 #include "kernels/mla_tile.h"
+#include "kernels/stop.h"
 
 /* A unit is a sequence of s_q query tokens that see it causally, or one query token with a list of its own. */
 typedef struct mla_walk {
@@ -25,6 +26,7 @@ typedef struct mla_walk {
     /* Row of token t of a unit, and its entry behind the page's rows if the format has one; NULL: the token is skipped. */
     const uint8_t *(*row)(const void *of, uint32_t unit, uint64_t t, const uint8_t **ret_tail);
     const void *of;
+    const bool *stop; /* kernels/stop.h */
     mla_group *g;
     void (*step)(mla_group *g);
 } mla_walk;
@@ -35,8 +37,8 @@ uint64_t mla_walk_workspace(void);
 /* Set g and step; everything else is set.  E_LIMIT: the workspace is too small. */
 kvs_status mla_walk_open(mla_walk *w, void *workspace, uint64_t workspace_bytes, kvs_err *err);
 
-/* All query rows of a unit of len tokens, into out and lse. */
-void mla_walk_unit(const mla_walk *w, uint32_t unit, uint64_t len);
+/* All query rows of a unit of len tokens, into out and lse.  False: it was stopped before. */
+bool mla_walk_unit(const mla_walk *w, uint32_t unit, uint64_t len);
 
 /* Parts of parts == 0 for the longest length. */
 uint32_t mla_walk_parts(uint64_t longest);

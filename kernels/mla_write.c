@@ -1,6 +1,8 @@
+#include <inttypes.h>
 #include <string.h>
 
 #include "kernels/mla_check.h"
+#include "kernels/stop.h"
 
 enum { LATENT = KVS_MLA_LATENT, ROPE = KVS_MLA_ROPE, TILE = 128, TILES = LATENT / TILE };
 
@@ -52,13 +54,13 @@ static void put_row(uint8_t *row, const kvs_mla_write_args *a, uint32_t type, ui
         put_copy(row, kv_c, k_pe, type);
 }
 
-/* Returns the number of bad slots. */
-static uint32_t write_rows(const kvs_mla_write_args *a, uint32_t type, kvs_site site)
+/* Returns how many tokens it came to, all if it was not stopped.  *ret_bad: bad slots among them. */
+static uint32_t write_rows(const kvs_mla_write_args *a, uint32_t type, kvs_site site, uint32_t *ret_bad)
 {
     const uint64_t n_slots = (uint64_t)a->view.n_blocks * a->view.tokens_per_block;
-    uint32_t bad = 0;
+    uint32_t bad = 0, t;
 
-    for (uint32_t t = 0; t < a->n_tokens; t++) {
+    for (t = 0; t < a->n_tokens && !kvs_is_stopped(a->stop); t++) {
         const int64_t slot = a->slot_mapping[t];
         kvs_view_place at;
 
@@ -71,17 +73,22 @@ static uint32_t write_rows(const kvs_mla_write_args *a, uint32_t type, kvs_site 
         at = kvs_view_split(&a->view, (uint64_t)slot, site);
         put_row(kvs_view_row(&a->view, at.page, at.token, site), a, type, t);
     }
-    return bad;
+    *ret_bad = bad;
+    return t;
 }
 
 kvs_status kvs_mla_write(const kvs_mla_write_args *a, uint32_t *ret_bad, kvs_err *err)
 {
-    uint32_t type = 0;
+    uint32_t type = 0, bad, n;
     kvs_status s = kvs_mla_write_check(a, &type, err);
 
-    if (s == KVS_OK)
-        *ret_bad = write_rows(a, type, KVS_SITE_MLA_WRITE);
-    return s;
+    if (s != KVS_OK)
+        return s;
+    n = write_rows(a, type, KVS_SITE_MLA_WRITE, &bad);
+    if (n < a->n_tokens)
+        return kvs_fail(err, KVS_E_CANCELLED, "stopped at token %" PRIu32 " of %" PRIu32, n, a->n_tokens);
+    *ret_bad = bad;
+    return KVS_OK;
 }
 
 kvs_status kvs_mla_write_layers(const kvs_mla_write_layers_args *a, uint32_t *ret_bad, kvs_err *err)
@@ -93,8 +100,10 @@ kvs_status kvs_mla_write_layers(const kvs_mla_write_layers_args *a, uint32_t *re
         return s;
     for (uint32_t layer = 0; layer < a->n_layers; layer++) {
         const kvs_mla_write_args one = kvs_mla_write_layer(a, layer);
+        uint32_t here;
 
-        bad += write_rows(&one, type, KVS_SITE_MLA_WRITE_LAYERS);
+        (void)write_rows(&one, type, KVS_SITE_MLA_WRITE_LAYERS, &here);
+        bad += here;
     }
     *ret_bad = bad;
     return KVS_OK;

@@ -296,16 +296,15 @@ static void take_poke(kvs_client *c)
     (void)!read(c->poke_fd, &n, sizeof n);
 }
 
-/* poll_until for a reader whose answer is due from..to: it does not sleep then. */
-static int poll_awake(struct pollfd *p, unsigned n, int64_t from, int64_t to, int64_t deadline)
+/* poll_until for a reader who does not sleep when the answer is due. */
+static int poll_awake(struct pollfd *p, unsigned n, const due *d, int64_t deadline)
 {
     int got = 0;
 
-    if (to > deadline)
-        to = deadline;
-    if (clock_ns() < to && (got = poll_until(p, n, from < to ? from : to)) == 0)
-        while (clock_ns() < to && (got = poll_until(p, n, 0)) == 0)
-            ;
+    for (uint32_t i = 0; i < d->n && got == 0 && d->at[i].to < deadline; i++)
+        if (clock_ns() < d->at[i].to && (got = poll_until(p, n, d->at[i].from)) == 0)
+            while (clock_ns() < d->at[i].to && (got = poll_until(p, n, 0)) == 0)
+                ;
     return got != 0 ? got : poll_until(p, n, deadline);
 }
 
@@ -313,7 +312,7 @@ static int poll_awake(struct pollfd *p, unsigned n, int64_t from, int64_t to, in
  * NULL. */
 static void lead(kvs_client *c, const kvs_request *r, bool out_wanted, int64_t deadline)
 {
-    int64_t from = r != NULL ? r->due_from : 0, to = r != NULL ? r->due_to : 0;
+    const due when = r != NULL ? r->due : (due){.n = 0};
     bool flush = c->out_len > 0 && !c->sending;
     struct pollfd p[2] = {{.fd = c->fd, .events = POLLIN}, {.fd = c->poke_fd, .events = POLLIN}};
     kvs_err err = {KVS_OK, ""};
@@ -325,7 +324,7 @@ static void lead(kvs_client *c, const kvs_request *r, bool out_wanted, int64_t d
     if (flush || out_wanted)
         p[0].events |= POLLOUT;
     (void)pthread_mutex_unlock(&c->mu);
-    if (poll_awake(p, 2, from, to, deadline) > 0) {
+    if (poll_awake(p, 2, &when, deadline) > 0) {
         if (p[1].revents != 0)
             take_poke(c);
         if (flush && (p[0].revents & POLLOUT))

@@ -71,6 +71,15 @@ bool reply_head(const frame *f, wire_in *in, kvs_err *err);
 /* ---- requests ---- */
 enum request_state { REQUEST_NEW, REQUEST_FLYING, REQUEST_DONE };
 
+/* When the answer to a request is likely to come: a waiter does not sleep then. */
+enum { PACE_KEPT = 4 };
+typedef struct due {
+    uint32_t n;
+    struct {
+        int64_t from, to;
+    } at[PACE_KEPT]; /* in order, apart from one another */
+} due;
+
 struct kvs_request {
     kvs_client *c;
     struct kvs_request *next_done, *prev, *next; /* queue of kvs_poll; list of all that the caller has */
@@ -89,16 +98,21 @@ struct kvs_request {
     bool is_pack;          /* many requests in one: pack.c answers it */
     struct pack_job *pack; /* while it is under way */
     uint64_t paced_bytes;  /* that it moves, if its end is guessed at */
-    int64_t sent_ns, due_from, due_to;
+    int64_t sent_ns;
+    struct due due;
 };
 
 /* ---- when an answer is due: pace.c.  mu is held. ---- */
+typedef struct pace_class { /* how long the latest ones took */
+    double ns_a_byte[PACE_KEPT];
+    uint32_t n; /* ever */
+} pace_class;
 typedef struct pace {
     bool active;
-    double ns_a_byte[2][64]; /* LOAD, STORE; by the leading bit of their bytes; 0: not known */
+    pace_class classes[2][64]; /* LOAD, STORE; by the leading bit of their bytes */
 } pace;
 void pace_init(pace *p);
-/* It is sent now: due_from..due_to, or 0..0. */
+/* It is sent now: fills in r->due. */
 void pace_begin(pace *p, kvs_request *r, uint64_t bytes, int64_t now);
 void pace_end(pace *p, const kvs_request *r, int64_t now); /* answered, with its status */
 

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
-#include <unistd.h>
 
+#include "proto/cpus.h"
 #include "proto/ctl/clock.h"
 
 bench_figure *bench_add(bench_list *l, const char *unit, bool at_least, double target, const char *fmt, ...)
@@ -144,7 +144,7 @@ void bench_put(const bench_list *l, json_writer *w)
     json_put_string(w, "version", KVS_VERSION);
     if (l->card[0] != '\0')
         json_put_string(w, "gpu", l->card);
-    json_put_i64(w, "cores", sysconf(_SC_NPROCESSORS_ONLN));
+    json_put_i64(w, "cores", cpus_usable());
     json_begin_array(w, "figures");
     for (uint32_t i = 0; i < l->n; i++)
         put_figure(&l->figures[i], w);

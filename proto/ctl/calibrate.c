@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "kernels/busy_cuda.h"
 #include "kernels/device_cuda.h"
@@ -309,11 +310,21 @@ kvs_status calibrate_measure(const calibrate_plan *p, copy_table *ret, kvs_err *
 
 #define DEFAULT_FOLDER "/var/lib/kvstrided"
 
+static const char *folder_of(const ctl *c)
+{
+    return c->folder != NULL ? c->folder : DEFAULT_FOLDER;
+}
+
+/* Where the table cannot be kept, nothing is measured. */
 static kvs_status open_gpu(void *ud, device **ret, kvs_err *err)
 {
     const ctl *c = ud;
     kvs_status s = device_cuda_open(ret, (uint32_t)c->gpu, err);
 
+    if (s == KVS_OK && access(folder_of(c), W_OK | X_OK) != 0) {
+        s = kvs_fail(err, KVS_E_CONFIG, "folder %.100s: %s", folder_of(c), strerror(errno));
+        (*ret)->ops->close(*ret);
+    }
     if (s == KVS_OK && !c->json && !c->quiet)
         (void)fprintf(stderr,
                       "calibrate: for some seconds GPU and link are busy with this; what a daemon copies meanwhile "
@@ -384,7 +395,6 @@ int ctl_calibrate(const ctl *c)
                         .bytes = UINT64_C(256) << 20,
                         .beside_ms = 100,
                         .on_step = progress_wanted(c->quiet) ? on_step : NULL};
-    const char *folder = c->folder != NULL ? c->folder : DEFAULT_FOLDER;
     time_t now = time(NULL);
     struct tm day;
     copy_table t;
@@ -396,13 +406,13 @@ int ctl_calibrate(const ctl *c)
         progress_end();
     if (s == KVS_OK) {
         (void)strftime(t.date, sizeof t.date, "%Y-%m-%d", gmtime_r(&now, &day));
-        s = copy_table_write(folder, &t, &err);
+        s = copy_table_write(folder_of(c), &t, &err);
     }
     if (s != KVS_OK)
-        return ctl_fail(c, "calibrate", s, &err);
+        return ctl_fail_as(c, "calibrate", s, &err, s == KVS_E_CONFIG ? CTL_USAGE : CTL_UNABLE);
     if (c->json)
         return put_table(&t);
     print_table(&t);
-    (void)printf("kept in %s; a daemon goes by it after 'kvstridectl reload' or a restart\n", folder);
+    (void)printf("kept in %s; a daemon goes by it after 'kvstridectl reload' or a restart\n", folder_of(c));
     return CTL_OK;
 }

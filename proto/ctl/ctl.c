@@ -29,7 +29,7 @@ static int exit_of(kvs_status s)
     }
 }
 
-static int fail(const ctl *c, const char *what, kvs_status s, const kvs_err *err, int code)
+int ctl_fail_as(const ctl *c, const char *what, kvs_status s, const kvs_err *err, int code)
 {
     const char *why = err != NULL && err->msg[0] != '\0' ? err->msg : kvs_status_text(s);
 
@@ -55,7 +55,7 @@ static bool is_barred(const char *path, kvs_status s)
 
 int ctl_fail(const ctl *c, const char *what, kvs_status s, const kvs_err *err)
 {
-    return fail(c, what, s, err, is_barred(c->socket, s) ? CTL_UNREACHABLE : exit_of(s));
+    return ctl_fail_as(c, what, s, err, is_barred(c->socket, s) ? CTL_UNREACHABLE : exit_of(s));
 }
 
 int ctl_usage(const char *fmt, ...)
@@ -91,7 +91,7 @@ kvs_client *ctl_connect(const ctl *c, int *ret_exit)
         *ret_exit = CTL_USAGE; /* the path is none */
     else if (is_barred(o.path, s))
         *ret_exit = CTL_UNREACHABLE;
-    (void)fail(c, "connect", s, &err, *ret_exit);
+    (void)ctl_fail_as(c, "connect", s, &err, *ret_exit);
     return NULL;
 }
 

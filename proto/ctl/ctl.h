@@ -23,6 +23,7 @@ enum ctl_exit {
     CTL_USAGE = 2,       /* wrong words on the command line, or a file named there is no good */
     CTL_UNREACHABLE = 3, /* no daemon, no permission, no answer in time */
     CTL_REFUSED = 4,     /* the daemon said no */
+    CTL_UNABLE = 5,      /* no daemon was asked, and this machine cannot: it has no GPU */
 };
 
 #define CTL_NO_NS UINT64_MAX
@@ -70,6 +71,8 @@ int ctl_demo(const ctl *c);
 
 /* "kvstridectl: what: why" on stderr, {"error": why, ...} on stdout with --json, and the exit code that fits. */
 int ctl_fail(const ctl *c, const char *what, kvs_status s, const kvs_err *err);
+/* The same, with a code of the caller's. */
+int ctl_fail_as(const ctl *c, const char *what, kvs_status s, const kvs_err *err, int code);
 
 /* Wrong words: "kvstridectl: ..." and where to read on, on stderr.  CTL_USAGE. */
 __attribute__((format(printf, 1, 2))) int ctl_usage(const char *fmt, ...);

@@ -48,7 +48,8 @@ static const ctl_command COMMANDS[] = {
     {"calibrate", "", "measure how a GPU copies best, for the daemon to go by", "folder gpu",
      "Takes some seconds, 256 MiB of pinned memory and about 1 GiB of the GPU's, and needs no daemon.  Copies of a "
      "daemon\n"
-     "at work are slower meanwhile, and falsify the figures: choose a quiet moment.  Exit 4 without a GPU.\n",
+     "at work are slower meanwhile, and falsify the figures: choose a quiet moment.\n"
+     "Exit 5 without a GPU: nothing is to be measured then, and no daemon misses it.\n",
      0, ctl_calibrate},
     {"demo", "", "the whole idea in a minute: two engines, one pool, verified", "",
      "Starts a private daemon; exit 0 only if everything was verified.\n", 0, ctl_demo},
@@ -145,8 +146,8 @@ static int help(void)
         (void)printf("  %-10s  %s\n", COMMANDS[i].name, COMMANDS[i].help);
     (void)printf("\nOptions of every command:\n");
     print_options(NULL);
-    (void)printf(
-        "\nExit status: 0 done; 1 done, with a bad result; 2 usage; 3 daemon unreachable; 4 daemon refused.\n");
+    (void)printf("\nExit status: 0 done; 1 done, with a bad result; 2 usage; 3 daemon unreachable; 4 daemon "
+                 "refused;\n5 this machine cannot.\n");
     return CTL_OK;
 }
 

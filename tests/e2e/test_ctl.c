@@ -215,7 +215,7 @@ static void down(void)
 
 static const char *const COMMANDS[] = {"status",  "ping",  "health",  "ls",     "namespaces", "leases",
                                        "clients", "watch", "fsck",    "drop",   "reset",      "replay",
-                                       "bench",   "demo",  "tenants", "reload", "drain"};
+                                       "bench",   "demo",  "tenants", "reload", "drain",      "calibrate"};
 enum { N_COMMANDS = sizeof COMMANDS / sizeof *COMMANDS };
 
 Test(ctl_words, helps_with_every_command)
@@ -237,6 +237,18 @@ Test(ctl_words, helps_with_every_command)
     RUNS(0, "replay -h");
     SAYS(out, "--blocks N");
     cr_assert_null(strstr(ran.out, "--pinned"), "an option of another command is shown");
+}
+
+/* Of GPU 255 there is none anywhere. */
+Test(ctl_words, calibrates_nothing_without_a_gpu_and_says_so_by_a_code_of_its_own)
+{
+    RUNS(5, "calibrate --gpu 255 --folder /tmp");
+    cr_assert_str_empty(ran.out);
+    SAYS(err, "kvstridectl: calibrate: cuda device: ");
+    RUNS(5, "calibrate --gpu 255 --json");
+    SAYS(out, "\"status\":\"E_UNSUPPORTED\"");
+    RUNS(0, "calibrate --help");
+    SAYS(out, "Exit 5 without a GPU");
 }
 
 Test(ctl_words, says_its_version)

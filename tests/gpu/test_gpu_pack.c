@@ -256,6 +256,8 @@ static bool count_pure(engine *e, uint32_t n, uint8_t value, uint32_t *ret)
     return true;
 }
 
+/* Under a sanitizer, which makes every launch wait for what other streams do, the kernel that a waiting stream waits for would
+ * never run: not by a stream there. */
 enum order { BY_STREAM, BY_LIBRARY, NOT_AT_ALL, ORDERS };
 
 static void set_order(const engine *e, enum order o, kvs_pack_move *m)
@@ -327,7 +329,7 @@ static bool order(device *d)
     if (!engine_open(&e, 64, false))
         return false;
     for (uint32_t i = 0; i < rounds; i++)
-        for (int o = 0; o < ORDERS; o++)
+        for (int o = gpu_subset() ? BY_LIBRARY : BY_STREAM; o < ORDERS; o++)
             for (int load = 0; load < 2; load++) {
                 uint64_t id = 1000000 + ((i * ORDERS + (uint64_t)o) * 2 + (uint64_t)load) * 100;
                 uint8_t value = (uint8_t)(1 + i * 6 + (uint32_t)o * 2 + (uint32_t)load);

@@ -159,7 +159,7 @@ static void make(kt *k, problem *w, const kt_shape *s, uint32_t type, uint32_t n
     make_slots(k, w, with_bad);
     a->slot_mapping = kt_in(k, w->slots, (uint64_t)w->n_lists * n * sizeof *w->slots);
     w->one = (kvs_mla_write_args){a->view,         a->kv_c,     a->k_pe,     a->kv_c_stride, a->k_pe_stride,
-                                  a->slot_mapping, a->n_tokens, a->src_type, a->scale};
+                                  a->slot_mapping, a->n_tokens, a->src_type, a->scale,       NULL};
 }
 
 static bool written(kt *k, problem *w)

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "daemon/log.h"
+#include "proto/cpus.h"
 #include "tests/loop/fake_core.h"
 #include "tests/support/loop_fixture.h"
 #include "tests/support/raw_client.h"
@@ -26,6 +27,13 @@ typedef struct holder {
 } holder;
 
 static holder h;
+
+static unsigned cpus = 16;
+
+unsigned cpus_usable(void)
+{
+    return cpus;
+}
 
 static void on_idle(uv_idle_t *i)
 {
@@ -463,6 +471,67 @@ Test(conn, drops_a_client_that_leaves_a_frame_unfinished)
     cr_assert(raw_write(&c, "KVS", 3, NULL, 0));
     cr_assert(loop_until(&h.loop, has_ended, &c, 5000));
     cr_assert_eq(h.host.n_dropped, 1);
+    raw_close(&c);
+    end();
+}
+
+static void ping(raw_client *c)
+{
+    static uint64_t id = 100;
+    frame f;
+
+    cr_assert(raw_send(c, WIRE_PING, ++id, NULL, 0, NULL, 0));
+    cr_assert(recv_frame(c, &f));
+}
+
+static bool looks_and_does_not_wait(void)
+{
+    (void)uv_run(&h.loop, UV_RUN_NOWAIT); /* what was due now is done */
+    return uv_backend_timeout(&h.loop) == 0;
+}
+
+/* Ask until it was within the time of the last answer: this machine may have had other things to do. */
+static void ask_quickly(raw_client *c)
+{
+    for (int i = 0; i < 100 && !looks_and_does_not_wait(); i++)
+        ping(c);
+}
+
+Test(conn, stays_awake_for_a_client_that_asks_again_at_once_and_for_no_longer)
+{
+    raw_client c;
+
+    begin();
+    (void)uv_timer_stop(&h.timer);
+    join_client(&c);
+    say_hello(&c);
+    usleep(2 * CONN_QUICK_US);
+    ping(&c);
+    cr_assert_not(looks_and_does_not_wait(), "its first question in a while");
+    ask_quickly(&c);
+    cr_assert(looks_and_does_not_wait());
+    usleep(2 * CONN_QUICK_US);
+    (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    cr_assert_not(looks_and_does_not_wait(), "it asks no more");
+    ping(&c);
+    cr_assert_not(looks_and_does_not_wait(), "nor is that soon after an answer");
+    raw_close(&c);
+    end();
+}
+
+Test(conn, sleeps_between_quick_questions_where_processors_are_few)
+{
+    raw_client c;
+
+    cpus = 2;
+    begin();
+    (void)uv_timer_stop(&h.timer);
+    join_client(&c);
+    say_hello(&c);
+    for (int i = 0; i < 50; i++) {
+        ping(&c);
+        cr_assert_not(looks_and_does_not_wait());
+    }
     raw_close(&c);
     end();
 }

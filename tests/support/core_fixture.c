@@ -150,14 +150,23 @@ static void on_closed(void *ud)
 
 static const peer_ops ops = {on_send, on_out_bytes, on_closed};
 
-void fx_connect(fx_client *c, fx *f, bool admin)
+static void connect_as(fx_client *c, fx *f, const peer_info *info)
 {
-    peer_info info = {.uid = 1000, .pid = 42, .is_admin = admin};
     kvs_err err = {0};
 
     *c = (fx_client){.f = f, .next_id = 1};
     c->last = &c->first;
-    cr_assert_eq(peer_create(&c->peer, f->core, &ops, c, &info, f->now_us, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(peer_create(&c->peer, f->core, &ops, c, info, f->now_us, &err), KVS_OK, "%s", err.msg);
+}
+
+void fx_connect(fx_client *c, fx *f, bool admin)
+{
+    connect_as(c, f, &(peer_info){.uid = 1000, .pid = 42, .is_admin = admin});
+}
+
+void fx_connect_tenant(fx_client *c, fx *f, uint32_t tenant)
+{
+    connect_as(c, f, &(peer_info){.uid = 1000, .pid = 42, .tenant = tenant});
 }
 
 static void hello(fx_client *c)

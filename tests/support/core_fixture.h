@@ -72,8 +72,9 @@ void fx_advance(fx *f, uint64_t us); /* move the clock and tick */
 int fx_count_fds(void);
 
 /* ---- clients ---- */
-void fx_connect(fx_client *c, fx *f, bool admin); /* no HELLO */
-void fx_client_open(fx_client *c, fx *f);         /* with HELLO */
+void fx_connect(fx_client *c, fx *f, bool admin);             /* no HELLO */
+void fx_connect_tenant(fx_client *c, fx *f, uint32_t tenant); /* below cfg.n_tenants */
+void fx_client_open(fx_client *c, fx *f);                     /* with HELLO */
 void fx_admin_open(fx_client *c, fx *f);
 void fx_gone(fx_client *c); /* peer_gone, then completions until closed */
 

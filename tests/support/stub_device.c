@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/stop.h"
+
 static const char *const names[STUB_CALLS] = {"queue_open", "copy", "wait", "mla_write", "mla_decode", "mla_extend"};
 
 static stub_device *of(device_queue *q)
@@ -81,12 +83,17 @@ static kvs_status stub_copy(device_queue *q, const device_copy *c, size_t n, dev
     return s;
 }
 
+/* As the cpu device does. */
+static kvs_status look(const bool *stop, kvs_status s, kvs_err *err)
+{
+    return s == KVS_OK && kvs_is_stopped(stop) ? kvs_fail(err, KVS_E_CANCELLED, "stopped") : s;
+}
+
 static kvs_status stub_mla_write(device_queue *q, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
                                  kvs_err *err)
 {
-    kvs_status s = enter(of(q), STUB_WRITE, NULL, err);
+    kvs_status s = look(a->stop, enter(of(q), STUB_WRITE, NULL, err), err);
 
-    (void)a;
     if (s != KVS_OK)
         return s;
     *ret_bad = of(q)->bad;
@@ -97,7 +104,7 @@ static kvs_status stub_mla_write(device_queue *q, const kvs_mla_write_args *a, u
 static kvs_status stub_mla_decode(device_queue *q, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,
                                   uint64_t *ret_mark, kvs_err *err)
 {
-    kvs_status s = enter(of(q), STUB_DECODE, NULL, err);
+    kvs_status s = look(a->stop, enter(of(q), STUB_DECODE, NULL, err), err);
 
     if (s != KVS_OK)
         return s;
@@ -109,7 +116,7 @@ static kvs_status stub_mla_decode(device_queue *q, const kvs_mla_decode_args *a,
 static kvs_status stub_mla_extend(device_queue *q, const kvs_mla_extend_args *a, kvs_mla_decode_result *ret,
                                   uint64_t *ret_mark, kvs_err *err)
 {
-    kvs_status s = enter(of(q), STUB_EXTEND, NULL, err);
+    kvs_status s = look(a->stop, enter(of(q), STUB_EXTEND, NULL, err), err);
 
     if (s != KVS_OK)
         return s;

@@ -1,9 +1,11 @@
 #include "tests/support/core_fixture.h"
 
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 
+#include "daemon/core.h"
 #include "tests/support/random.h"
 
 /* A long random life with several clients, and the end of the daemon at bad moments: nothing may be left behind. */
@@ -192,6 +194,34 @@ Test(core_life, draining_in_the_middle_of_a_life_answers_everybody_without_a_cou
         leave(&l, i);
     fx_gone(&l.admin);
     fx_close(&l.f);
+}
+
+/* The movers make longer batches while nobody else could come in between. */
+Test(core_life, knows_of_how_many_tenants_there_are_clients)
+{
+    fx f;
+    fx_client a, again, b, admin;
+
+    fx_config(&f);
+    f.cfg.n_tenants = 2;
+    (void)snprintf(f.cfg.tenants[1].name, sizeof f.cfg.tenants[1].name, "other");
+    fx_open(&f);
+    cr_assert_eq(f.core->n_present, 0);
+    fx_connect_tenant(&a, &f, 0);
+    fx_connect(&admin, &f, true);
+    fx_connect_tenant(&again, &f, 0);
+    cr_assert_eq(f.core->n_present, 1);
+    fx_connect_tenant(&b, &f, 1);
+    cr_assert_eq(f.core->n_present, 2);
+    fx_gone(&a);
+    cr_assert_eq(f.core->n_present, 2);
+    fx_gone(&again);
+    cr_assert_eq(f.core->n_present, 1);
+    fx_gone(&admin);
+    cr_assert_eq(f.core->n_present, 1);
+    fx_gone(&b);
+    cr_assert_eq(f.core->n_present, 0);
+    fx_close(&f);
 }
 
 Test(core_life, a_daemon_that_stops_with_jobs_on_their_way_frees_everything)

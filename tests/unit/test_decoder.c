@@ -209,6 +209,25 @@ Test(decoder, stops_between_calls)
     cr_assert_eq(stub_count(&dev, STUB_WRITE), 1);
 }
 
+Test(decoder, hands_its_flag_to_every_call_and_takes_the_end_of_one_that_was_stopped)
+{
+    task *k = make(0, 4);
+    decoder_stats s;
+
+    stub_fail(&dev, STUB_EXTEND, 1, KVS_E_CANCELLED);
+    submit(k);
+    cr_assert(sink_run_until(&done, 1));
+    cr_assert_eq(k->calls[2].status, KVS_OK);
+    cr_assert_eq(k->calls[3].status, KVS_E_CANCELLED);
+    cr_assert_eq(k->job.job.status, KVS_E_CANCELLED);
+    cr_assert_eq(signalled(0), 0);
+    decoder_get_stats(d, &s);
+    cr_assert_eq(s.failed, 0);
+    cr_assert(!*k->calls[0].args.write.stop && !*k->calls[1].args.decode.stop && !*k->calls[3].args.extend.stop);
+    atomic_store(&k->job.job.stop, true);
+    cr_assert(*k->calls[0].args.write.stop && *k->calls[1].args.decode.stop && *k->calls[3].args.extend.stop);
+}
+
 Test(decoder, overtakes_and_drops_a_job_whose_counter_is_late)
 {
     task *late = make(0, 2);

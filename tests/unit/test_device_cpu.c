@@ -455,9 +455,10 @@ Test(device_cpu, decodes_and_writes_through_the_table)
     cr_assert(result.parts == 1 && result.kernel == KVS_KERNEL_MLA_DECODE_C && result.bad == 0);
 
     memset(row, 0x11, sizeof row);
-    cr_assert_eq(d->ops->mla_write(q, &(kvs_mla_write_args){c.args.view, row, row + 1024, 1024, 128, slots, 1, 0, NULL},
-                                   &bad, &mark, NULL),
-                 KVS_OK);
+    cr_assert_eq(
+        d->ops->mla_write(q, &(kvs_mla_write_args){c.args.view, row, row + 1024, 1024, 128, slots, 1, 0, NULL, NULL},
+                          &bad, &mark, NULL),
+        KVS_OK);
     cr_assert_eq(memcmp(kvs_view_row(&c.args.view, 0, 3, KVS_SITE_NONE), row, sizeof row), 0);
 
     c.args.h_q = 500;

@@ -41,6 +41,7 @@ static void fixture_init(fixture *f, uint32_t n_layers, uint32_t layer, uint32_t
                                    f->slots,
                                    0,
                                    0,
+                                   NULL,
                                    NULL};
 }
 

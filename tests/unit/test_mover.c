@@ -2,7 +2,6 @@
 #include "daemon/thread.h"
 
 #include <criterion/criterion.h>
-#include <dlfcn.h>
 #include <sched.h>
 #include <stdalign.h>
 #include <stdlib.h>
@@ -13,6 +12,7 @@
 
 #include "daemon/beat.h"
 #include "daemon/sums.h"
+#include "proto/cpus.h"
 #include "tests/support/fault_device.h"
 #include "tests/support/sink.h"
 #include "tests/support/stub_device.h"
@@ -21,12 +21,12 @@ enum { SLOTS = 8, PLANES = 3, PAGE = 4096, BLOCK = PLANES * PAGE, MAX_JOBS = 600
 /* Planes of one tensor each that fill a batch to its last copy: so that a block is a batch. */
 enum { BATCH_PLANES = 256, SMALL_PAGE = 16 };
 
-/* Threads wait without sleeping only where there are processors enough: here they always do. */
-long sysconf(int name)
-{
-    long (*real)(int) = (long (*)(int))(uintptr_t)dlsym(RTLD_NEXT, "sysconf");
+/* Threads wait without sleeping only where there are processors enough: here they do unless a test says otherwise. */
+static unsigned cpus = 16;
 
-    return name == _SC_NPROCESSORS_ONLN ? 16 : real(name);
+unsigned cpus_usable(void)
+{
+    return cpus;
 }
 
 static alignas(4096) uint8_t counters[WIRE_COUNTER_PAGE_BYTES];
@@ -197,6 +197,121 @@ Test(mover, queues_the_next_batch_before_it_waits_for_the_last_where_the_device_
         cr_assert(same_block(i, i));
         cr_assert_eq(k->items[i].checksum, sum_of(i), "block %u", i);
     }
+    end();
+}
+
+/* --- jobs that begin before all of their items are there --- */
+
+/* The first item is there, and what is asked of the device for it has happened. */
+static task *begun(unsigned waits)
+{
+    task *k;
+
+    dev.ops.depth = 2;
+    start(DEVICE_STORE, true, PLANES, PAGE);
+    k = make(0, 0, SLOTS);
+    k->job.checksum = true;
+    k->job.n_items = 1;
+    mover_begin(m, &k->job, SLOTS);
+    for (int i = 0; i < 5000 && stub_count(&dev, STUB_WAIT) < waits; i++)
+        (void)usleep(1000);
+    cr_assert_eq(stub_count(&dev, STUB_WAIT), waits);
+    return k;
+}
+
+static void complete(task *k)
+{
+    k->job.n_items = SLOTS;
+    mover_complete(m, &k->job);
+    cr_assert(sink_run_until(&done, 1));
+    cr_assert_eq(n_done, 1);
+}
+
+Test(mover, begins_with_the_first_items_and_ends_behind_the_last)
+{
+    task *k = begun(1);
+
+    k->job.n_items = 3;
+    mover_add(m, &k->job);
+    for (int i = 0; i < 5000 && stub_count(&dev, STUB_WAIT) < 2; i++)
+        (void)usleep(1000);
+    cr_assert_eq(n_done, 0);
+    complete(k);
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        cr_assert_eq(k->items[i].status, KVS_OK);
+        cr_assert(same_block(i, i));
+        cr_assert_eq(k->items[i].checksum, sum_of(i), "block %u", i);
+    }
+    end();
+}
+
+Test(mover, is_not_done_before_it_is_complete_though_nothing_is_left_to_do)
+{
+    task *k = begun(1);
+    mover_stats s;
+
+    for (int i = 0; i < 20; i++) {
+        mover_get_stats(m, &s);
+        cr_assert_eq(s.jobs, 0);
+        (void)usleep(1000);
+    }
+    k->job.n_items = 1;
+    mover_complete(m, &k->job);
+    cr_assert(sink_run_until(&done, 1));
+    cr_assert_eq(k->items[0].status, KVS_OK);
+    end();
+}
+
+Test(mover, loses_also_the_items_that_come_when_the_device_is_lost)
+{
+    task *k;
+
+    stub_fail(&dev, STUB_WAIT, 1, KVS_E_DEVICE_LOST);
+    k = begun(1);
+    complete(k);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        cr_assert_eq(k->items[i].status, KVS_E_DEVICE_LOST, "item %u", i);
+    cr_assert_eq(stub_count(&dev, STUB_WAIT), 1, "a lost device was asked again");
+    end();
+}
+
+/* Nobody is kept from looking items up by a mover that waits for them. */
+Test(mover, begins_when_all_are_there_where_processors_are_few)
+{
+    task *k;
+
+    cpus = 2;
+    k = begun(0);
+    k->job.n_items = 3;
+    mover_add(m, &k->job);
+    (void)usleep(20000);
+    cr_assert_eq(stub_count(&dev, STUB_COPY), 0);
+    complete(k);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        cr_assert_eq(k->items[i].status, KVS_OK);
+    end();
+}
+
+Test(mover, looks_up_little_at_first_and_all_in_the_end)
+{
+    task *k;
+    uint32_t n = 0, parts[SLOTS] = {0};
+
+    dev.ops.depth = 2;
+    start(DEVICE_LOAD, true, PLANES, UINT64_C(2) << 20);
+    k = make(0, 0, 0);
+    for (uint32_t left = SLOTS; left > 0; left -= parts[n++]) {
+        parts[n] = mover_part(&k->job, left);
+        k->job.n_items += parts[n];
+    }
+    cr_assert_eq(n, 3);
+    cr_assert_eq(parts[0], 1);
+    cr_assert_eq(parts[1], 3);
+    cr_assert_eq(parts[2], 4);
+    k->job.n_items = 0; /* nothing was found: it ends all the same */
+    mover_begin(m, &k->job, 0);
+    mover_complete(m, &k->job);
+    cr_assert(sink_run_until(&done, 1));
     end();
 }
 
@@ -538,6 +653,38 @@ Test(mover, begins_and_ends_with_short_batches_where_it_queues_ahead)
 Test(mover, ends_with_shorter_ones_still_where_they_are_summed)
 {
     taper(DEVICE_STORE, true, UINT64_C(2) << 20);
+}
+
+/* The longest batch of a job of 48 MiB where at most 2 MiB are set. */
+static uint64_t longest(device_dir dir, bool checksum, bool alone)
+{
+    mover_settings s = {.batch_bytes = UINT64_C(2) << 20};
+    uint64_t most = 0;
+    task *k;
+
+    dev.ops.depth = 2;
+    start(dir, true, PLANES, UINT64_C(2) << 20);
+    mover_set(m, &s);
+    mover_alone(m, alone);
+    k = make(0, 0, SLOTS);
+    k->job.checksum = checksum;
+    n_done = 0;
+    submit(k);
+    cr_assert(sink_run_until(&done, 1));
+    for (unsigned b = 0; b < stub_count(&dev, STUB_COPY); b++)
+        most = dev.batch_bytes[b] > most ? dev.batch_bytes[b] : most;
+    end();
+    stub_fini(&dev);
+    stub_init(&dev);
+    return most;
+}
+
+Test(mover, makes_longer_batches_while_nobody_else_could_come_in_between)
+{
+    cr_assert_eq(longest(DEVICE_LOAD, false, false), UINT64_C(2) << 20);
+    cr_assert_eq(longest(DEVICE_LOAD, false, true), UINT64_C(8) << 20);
+    cr_assert_eq(longest(DEVICE_STORE, false, true), UINT64_C(8) << 20);
+    cr_assert_eq(longest(DEVICE_STORE, true, true), UINT64_C(2) << 20, "sums begin when a batch has landed");
 }
 
 Test(mover, does_not_cut_one_block)

@@ -147,8 +147,10 @@ static void one_round(unsigned round)
 
 int main(void)
 {
+    stub_device *failing = NULL;
+    enum stub_call failing_call = STUB_COPY;
+    unsigned fails_at = 0, failed;
     mover_stats s;
-    unsigned failed;
 
     w.host = malloc((size_t)N * BLOCK);
     if (w.host == NULL)
@@ -162,9 +164,13 @@ int main(void)
         stub_device *d = &w.sides[r / FAIL_EVERY % 2].dev;
         enum stub_call call = r % 2 ? STUB_COPY : STUB_WAIT;
 
-        w.disturbed = r % STOP_EVERY == 0 || r % FAIL_EVERY <= 1;
-        if (r % FAIL_EVERY == 0)
-            stub_fail(d, call, stub_count(d, call) + 3, KVS_E_DEVICE);
+        if (r % FAIL_EVERY == 0) {
+            failing = d;
+            failing_call = call;
+            fails_at = stub_count(d, call) + 3;
+            stub_fail(d, call, fails_at, KVS_E_DEVICE);
+        }
+        w.disturbed = r % STOP_EVERY == 0 || stub_count(failing, failing_call) < fails_at;
         one_round(r);
     }
     for (int i = 0; i < 2; i++) {

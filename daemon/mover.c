@@ -370,15 +370,22 @@ static bool may_hope(mover_job *j)
     return now - j->hopes_since_us < TWIN_PATIENCE_US;
 }
 
+/* Batches on the own link. */
+static uint32_t own_flying(const mover_job *j)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < j->n_flying; i++)
+        n += !j->flying[i].pulled;
+    return n;
+}
+
 /* The own link first: the batches from the twin go beside it. */
 static bool submit_shared(run *r, uint32_t depth)
 {
     mover_job *j = r->j;
-    uint32_t pulls = 0, own;
+    uint32_t own = own_flying(j), pulls = j->n_flying - own;
 
-    for (uint32_t i = 0; i < j->n_flying; i++)
-        pulls += j->flying[i].pulled;
-    own = j->n_flying - pulls;
     if (own < depth && submit_kind(r, TWIN_FROM_HOST))
         return true;
     if (pulls == MOVER_MAX_PULLS)
@@ -535,7 +542,8 @@ static bool has_ended(const run *r)
     return true;
 }
 
-/* The job at hand is queued to its end: so that the device goes on, the next one may use what is left of the depth. */
+/* The job at hand has nothing more for the link, or not now: so that the device goes on, the next one may use what is left of
+ * the depth. */
 static void queue_next(mover *m, uint32_t flying, uint32_t depth)
 {
     mover_job *j = flying < depth ? (mover_job *)(void *)worker_next(m->worker) : NULL;
@@ -552,6 +560,14 @@ static void queue_next(mover *m, uint32_t flying, uint32_t depth)
     j->at = r.at;
 }
 
+/* It has queued what it can; is there still a turn to come? */
+static bool leaves_link(const run *r)
+{
+    if (r->j->twin != NULL)
+        return r->j->n_flying > 0 || !all_queued(r);
+    return !r->open && all_queued(r) && r->j->n_flying > 0;
+}
+
 /* One batch lands, with others behind it so that the device goes on.  True: that was the last of the job. */
 static bool run_batch(run *r, uint32_t depth)
 {
@@ -559,8 +575,8 @@ static bool run_batch(run *r, uint32_t depth)
 
     while (submit_next(r, depth))
         ;
-    if (!r->open && all_queued(r) && r->j->n_flying > 0)
-        queue_next(r->m, r->j->n_flying, depth);
+    if (leaves_link(r))
+        queue_next(r->m, own_flying(r->j), depth);
     if (r->j->n_flying > 0) {
         announce_end(r);
         b = land(r);

@@ -4,8 +4,8 @@
  * Marks are numbers; mark m has event m % MARKS.  At most MARKS are open: giving out another one waits for the oldest.
  * An event that wakes a sleeper costs the copy engine 3 us, of which a batch of 16 MiB felt 1 %: queues that copy have plain
  * ones, and look at them again and again where a copy takes longer than it can.
- * Copies from another GPU go in a stream of their own, beside those from the host, which take other ways; the first stream waits
- * for them before it gives out their mark, so that marks are reached in order.
+ * Copies from another GPU go in a stream of their own, beside those from the host, which take other ways: their marks are reached
+ * out of order.
  * A kernel call's small inputs (lengths, tables, slots) travel through one pinned buffer, so that a second call waits
  * for the first one to end.  Copies by kernel read their list of pieces from one of LISTS pinned lists, in turn: the next
  * use of one waits for the launch that read it. */
@@ -40,12 +40,13 @@ typedef struct cuda_queue {
     device_queue base;
     cudaStream_t stream;
     cudaStream_t peers; /* of a queue that loads */
-    cudaEvent_t from_peers;
     cudaEvent_t events[MARKS];
-    bool copies; /* else it is for kernels */
-    uint64_t given, reached;
+    bool copies;                /* else it is for kernels */
+    bool of_peers[MARKS];       /* whose events these are */
+    uint64_t given, reached;    /* reached: by the first stream */
     uint64_t not_before[MARKS]; /* when a mark's copies can be done, by the monotonic clock */
-    uint64_t busy_until;        /* the same of all that was queued */
+    uint64_t busy_until;        /* the same of all that was queued in the first stream */
+    uint64_t peers_until;       /* and in the other one */
     bool no_batches;            /* the driver is too old for them */
     void *dsts[BATCH];
     const void *srcs[BATCH];
@@ -117,11 +118,12 @@ static kvs_status reach(cuda_queue *q, uint64_t mark, kvs_err *err)
 {
     cudaError_t e;
 
-    if (mark > q->reached) {
+    if (q->given - mark < MARKS && (mark > q->reached || q->of_peers[mark % MARKS])) {
         e = event_wait(q, q->events[mark % MARKS], q->not_before[mark % MARKS]);
         if (e != cudaSuccess)
             return queue_broke(q, err, "cudaEventSynchronize", e);
-        q->reached = mark;
+        if (!q->of_peers[mark % MARKS])
+            q->reached = mark;
     }
     if (q->ret_bad != NULL && q->reached >= q->kernel_mark) {
         memcpy(q->ret_bad, q->input, sizeof *q->ret_bad);
@@ -130,7 +132,8 @@ static kvs_status reach(cuda_queue *q, uint64_t mark, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status give_mark(cuda_queue *q, uint64_t *ret, kvs_err *err)
+/* Behind all that was queued in one of its streams, which cannot be done before the time `not_before`. */
+static kvs_status give_mark(cuda_queue *q, cudaStream_t stream, uint64_t not_before, uint64_t *ret, kvs_err *err)
 {
     uint64_t mark = q->given + 1;
     kvs_status s = mark > MARKS ? reach(q, mark - MARKS, err) : KVS_OK;
@@ -138,10 +141,11 @@ static kvs_status give_mark(cuda_queue *q, uint64_t *ret, kvs_err *err)
 
     if (s != KVS_OK)
         return s;
-    e = cudaEventRecord(q->events[mark % MARKS], q->stream);
+    e = cudaEventRecord(q->events[mark % MARKS], stream);
     if (e != cudaSuccess)
         return queue_broke(q, err, "cudaEventRecord", e);
-    q->not_before[mark % MARKS] = q->busy_until;
+    q->not_before[mark % MARKS] = not_before;
+    q->of_peers[mark % MARKS] = stream == q->peers;
     *ret = q->given = mark;
     return KVS_OK;
 }
@@ -174,8 +178,6 @@ void cuda_queue_close(device_queue *dq)
         (void)cudaStreamSynchronize(q->peers);
         (void)cudaStreamDestroy(q->peers);
     }
-    if (q->from_peers != NULL)
-        (void)cudaEventDestroy(q->from_peers);
     for (int i = 0; i < MARKS; i++)
         if (q->events[i] != NULL)
             (void)cudaEventDestroy(q->events[i]);
@@ -208,8 +210,6 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
         e = cudaEventCreateWithFlags(&q->events[i], flags);
     if (e == cudaSuccess && dir == DEVICE_LOAD)
         e = cudaStreamCreateWithFlags(&q->peers, cudaStreamNonBlocking);
-    if (e == cudaSuccess && dir == DEVICE_LOAD)
-        e = cudaEventCreateWithFlags(&q->from_peers, cudaEventDisableTiming);
     if (e == cudaSuccess && q->copies)
         e = cudaHostAlloc((void **)&q->lists, sizeof *q->lists * LISTS * KVS_PAGE_COPY_PIECES, cudaHostAllocPortable);
     if (e != cudaSuccess) {
@@ -287,19 +287,6 @@ static kvs_status copy_by_engine(cuda_queue *q, const device_copy *c, size_t n, 
     return e == cudaSuccess ? KVS_OK : cuda_failed(device_of(q), err, "cudaMemcpyBatchAsync", e);
 }
 
-static kvs_status copy_from_peer(cuda_queue *q, const device_copy *c, size_t n, kvs_err *err)
-{
-    kvs_status s = copy_by_engine(q, c, n, q->peers, err);
-    cudaError_t e;
-
-    if (s != KVS_OK)
-        return s;
-    e = cudaEventRecord(q->from_peers, q->peers);
-    if (e == cudaSuccess)
-        e = cudaStreamWaitEvent(q->stream, q->from_peers, 0);
-    return e == cudaSuccess ? KVS_OK : queue_broke(q, err, "cudaStreamWaitEvent", e);
-}
-
 /* Nothing of this queue is on its way any more. */
 static cudaError_t finish_copies(cuda_queue *q)
 {
@@ -333,7 +320,7 @@ static kvs_status launch_pieces(cuda_queue *q, const device_copy *c, uint32_t n,
         return KVS_OK; /* no bytes at all: all else has been looked at */
     s = kvs_page_copy_cuda(list, n, n_tiles, n_blocks, q->stream, err);
     if (s == KVS_OK)
-        s = give_mark(q, &q->list_marks[which], err);
+        s = give_mark(q, q->stream, q->busy_until, &q->list_marks[which], err);
     q->next_list = (which + 1) % LISTS;
     return s;
 }
@@ -358,13 +345,14 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, dev
 {
     cuda_queue *q = (cuda_queue *)dq;
     kvs_status s = cuda_enter(device_of(q), err);
-    uint64_t bytes = 0, now;
+    bool peers = how.means == DEVICE_FROM_PEER && q->peers != NULL;
+    uint64_t *until = peers ? &q->peers_until : &q->busy_until, bytes = 0, now;
     cudaError_t end;
 
     if (s != KVS_OK)
         return s;
-    if (how.means == DEVICE_FROM_PEER && q->peers != NULL)
-        s = copy_from_peer(q, c, n, err);
+    if (peers)
+        s = copy_by_engine(q, c, n, q->peers, err);
     else if (how.means == DEVICE_BY_KERNEL && fits_kernel(q, c, n))
         s = copy_by_kernel(q, c, n, how.n_blocks, err);
     else
@@ -380,9 +368,8 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, dev
     for (size_t i = 0; i < n; i++)
         bytes += c[i].bytes;
     now = now_ns();
-    bytes /= how.means == DEVICE_FROM_PEER ? PEER_BYTES_A_NS : BYTES_A_NS;
-    q->busy_until = (q->busy_until > now ? q->busy_until : now) + bytes;
-    return give_mark(q, ret_mark, err);
+    *until = (*until > now ? *until : now) + bytes / (peers ? PEER_BYTES_A_NS : BYTES_A_NS);
+    return give_mark(q, peers ? q->peers : q->stream, *until, ret_mark, err);
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------ */
@@ -453,7 +440,8 @@ static kvs_status send_input(cuda_queue *q, uint64_t bytes, kvs_err *err)
 static kvs_status kernel_end(cuda_queue *q, uint32_t *ret_bad, uint64_t *ret_mark, kvs_err *err)
 {
     cudaError_t e = cudaMemcpyAsync(q->input, q->dev_input, sizeof *ret_bad, cudaMemcpyDeviceToHost, q->stream);
-    kvs_status s = e == cudaSuccess ? give_mark(q, ret_mark, err) : queue_broke(q, err, "cudaMemcpyAsync", e);
+    kvs_status s = e == cudaSuccess ? give_mark(q, q->stream, q->busy_until, ret_mark, err)
+                                    : queue_broke(q, err, "cudaMemcpyAsync", e);
 
     if (s == KVS_OK) {
         q->kernel_mark = *ret_mark;

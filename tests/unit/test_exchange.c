@@ -1,5 +1,6 @@
 #include "daemon/exchange.h"
 #include "tests/support/core_fixture.h"
+#include "tests/support/random.h"
 
 #include <criterion/criterion.h>
 #include <string.h>
@@ -475,6 +476,122 @@ Test(exchange, a_deadline_while_it_is_held_is_a_deadline)
     fault_device_release(w.dev[0]);
     cr_assert_eq(ended(&w.r[0]), KVS_OK);
     cr_assert(all_there(&w.r[0]));
+    stop(&w);
+}
+
+/* ---- random lives ---- */
+
+static void rejoin(world *w, uint32_t i)
+{
+    rank *r = &w->r[i];
+
+    fx_unmap(&r->g);
+    fx_gone(&r->c);
+    fx_client_open(&r->c, &w->f);
+    (void)fx_ns(&r->c, "m");
+    r->g = fx_slots_on(&r->c, i, w->ns, N + 3);
+    fx_take(&r->c, &r->g, N, r->slots);
+}
+
+/* What a failure has cost is stored again. */
+static void store_again(world *w)
+{
+    fx_move m = all_of(w, &w->r[0]);
+
+    for (uint32_t k = 0; k < N; k++)
+        fx_fill(&w->r[0].g, w->r[0].slots[k].slot, FIRST + k);
+    (void)fx_store(&w->r[0].c, &m, NULL);
+    cr_assert_eq(fx_lookup(&w->r[0].c, w->ns, FIRST, N), N);
+}
+
+static void plan_faults(world *w, rnd *r)
+{
+    static const fault_call CALLS[] = {FAULT_COPY, FAULT_WAIT};
+
+    for (int i = 0; i < 2; i++) {
+        fault_plan p = {.call = CALLS[rnd_below(r, 2)],
+                        .action = rnd_below(r, 3) ? FAULT_DELAY : FAULT_FAIL,
+                        .nth = 1 + rnd_below(r, 5),
+                        .count = 1 + rnd_below(r, 3),
+                        .status = KVS_E_DEVICE,
+                        .delay_us = (uint32_t)rnd_below(r, 1500)};
+
+        fault_device_clear(w->dev[i], FAULT_COPY);
+        fault_device_clear(w->dev[i], FAULT_WAIT);
+        fault_device_set_lazy(w->dev[i], rnd_below(r, 2));
+        if (rnd_below(r, 3))
+            fault_device_plan(w->dev[i], &p);
+    }
+}
+
+/* Its answer is there: what it says is true, and from now on the slots are the client's. */
+static bool ends(world *w, rank *r)
+{
+    wire_load_rep head;
+    fx_answer a;
+
+    (void)w;
+    if (!fx_has_reply(&r->c, r->id))
+        return false;
+    a = fx_wait(&r->c, r->id);
+    cr_assert(a.status == KVS_OK || a.status == KVS_E_PARTIAL || a.status == KVS_E_CANCELLED, "%s", a.msg);
+    wire_get_load_rep(&a.in, &head);
+    cr_assert_eq(head.n, N);
+    for (uint32_t k = 0; k < N; k++) {
+        wire_load_result x;
+
+        wire_get_load_result(&a.in, &x);
+        cr_assert(x.status != KVS_OK || fx_holds(&r->g, r->slots[k].slot, FIRST + k), "block %u", k);
+    }
+    fx_done(&a);
+    wipe(r);
+    return true;
+}
+
+static void one_life(world *w, rnd *r)
+{
+    uint32_t first = (uint32_t)rnd_below(r, 2), whom = (uint32_t)rnd_below(r, 2);
+    uint64_t act = rnd_below(r, 4), when = rnd_below(r, 12);
+    bool over[2] = {false, false};
+
+    send(w, &w->r[first]);
+    if (rnd_below(r, 2))
+        (void)usleep((useconds_t)rnd_below(r, 300));
+    send(w, &w->r[1 - first]);
+    for (uint64_t step = 0; !over[0] || !over[1]; step++) {
+        if (step == when && act == 1 && !over[whom])
+            cancel(w, &w->r[whom]);
+        if (step == when && act == 2 && !over[whom]) {
+            rejoin(w, whom);
+            over[whom] = true;
+        }
+        fx_run(&w->f, sink_posted(&w->f.sink) - w->f.sink.done);
+        fx_advance(&w->f, rnd_below(r, 200));
+        for (int i = 0; i < 2; i++)
+            over[i] = over[i] || ends(w, &w->r[i]);
+        (void)usleep(50);
+    }
+}
+
+/* Symptom: a slot was used again while the other device read from it, or a block was called there that was not. */
+Test(exchange, whatever_happens_what_is_said_to_be_there_is_there)
+{
+    rnd r = rnd_open("exchange", 7);
+    world w;
+
+    start(&w);
+    for (int i = 0; i < 250; i++) {
+        plan_faults(&w, &r);
+        one_life(&w, &r);
+        for (int k = 0; k < 2; k++) {
+            fault_device_clear(w.dev[k], FAULT_COPY);
+            fault_device_clear(w.dev[k], FAULT_WAIT);
+        }
+        store_again(&w);
+        wipe(&w.r[0]);
+    }
+    cr_assert_gt(exchanged(&w, 0), 0);
+    cr_assert_gt(exchanged(&w, 1), 0);
     stop(&w);
 }
 

@@ -204,7 +204,7 @@ TESTS := $(if $(findstring thread,$(SAN)),$(RACE),$(UNIT) $(GPU) $(RACE) $(BUILD
 test: deps
 	@$(MAKE) --no-print-directory test-programs
 	@tests/run $(BUILD) $(TESTS) $(if $(findstring thread,$(SAN)),,tests/kernels/install tests/python/run)
-test-programs: programs $(TESTS)
+test-programs: programs $(TESTS) $(if $(SAN),,$(BENCH) $(GPU_BENCH))
 # Every place that makes an address, every way to get it wrong: some case of that operation must fail.
 mutation: deps
 	@$(MAKE) --no-print-directory MUTANT=1 NVCC= build/mutant-cpu/kernels-test

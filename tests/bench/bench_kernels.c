@@ -79,7 +79,13 @@ static void bench_write(const uint8_t *rows, uint8_t *pool)
     static int64_t slots[N];
     double plain[ROUNDS], kernel[ROUNDS];
     kvs_view v = {pool + 30 * (uint64_t)PAGE, BLOCK, PAGE, BLOCKS, TOKENS, 1152, KVS_FORMAT_mla_bf16};
-    kvs_mla_write_args a = {v, rows, rows + 1024, 1152, 1152, slots, N, 0, NULL};
+    kvs_mla_write_args a = {.view = v,
+                            .kv_c = rows,
+                            .k_pe = rows + 1024,
+                            .kv_c_stride = 1152,
+                            .k_pe_stride = 1152,
+                            .slot_mapping = slots,
+                            .n_tokens = N};
     rnd r = {1};
 
     for (int i = 0; i < N; i++)

@@ -151,7 +151,8 @@ static void answered_soon(tenant *other, uint64_t since_ms)
 static void setup(void)
 {
     daemon_init(&d);
-    cr_assert(daemon_start(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"device\": {\"kind\": \"cpu\"}}"));
+    cr_assert(daemon_start(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"device\": {\"kind\": \"cpu\"},"
+                               " \"drain\": {\"timeout_ms\": 300}}"));
 }
 
 static void teardown(void)
@@ -240,4 +241,26 @@ Test(compute_stop, a_decode_ends_with_its_client)
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_assert(WIFSIGNALED(status));
     leave(&other);
+}
+
+/* It is let run for drain.timeout_ms, and no longer. */
+Test(compute_stop, a_decode_does_not_outlast_the_daemon)
+{
+    kvs_request *r = NULL;
+    tenant big, other;
+    uint64_t since;
+
+    join(&big, WIDTH);
+    join(&other, 1);
+    ok(kvs_submit_decode(&big.decode, &r, 0, &err), "submit");
+    await_begun(other.client);
+    since = now_ms();
+    (void)kill(d.pid, SIGTERM);
+    cr_assert_eq(daemon_wait(&d, CALL_MS), 0);
+    cr_assert(now_ms() - since < SOON_MS, "it ended after %llu ms", (unsigned long long)(now_ms() - since));
+    (void)kvs_wait(r, CALL_MS, &err);
+    cr_assert_neq(kvs_request_end(r, &err), KVS_OK);
+    leave(&big);
+    leave(&other);
+    cr_assert(daemon_start(&d, NULL)); /* for the end of the test */
 }

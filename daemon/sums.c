@@ -35,11 +35,8 @@ struct sums {
     pthread_mutex_t lock; /* everything below but tick */
     pthread_cond_t work, done;
     block blocks[BLOCKS];
-    /* first: runnable, those with parts that are ready and not taken, the latest first.  What has just come in is in the
-     * processor's cache; where it comes in faster than it is summed, what is left is read from memory, and may as well be read
-     * when nothing comes in any more. */
-    uint32_t free, first;
-    uint32_t in_work; /* parts that somebody sums now */
+    uint32_t free, first, last; /* first..last: runnable, those with parts that are ready and not taken */
+    uint32_t in_work;           /* parts that somebody sums now */
     unsigned sleeping;
     bool closing, may_spin;
     _Atomic uint32_t tick; /* something became ready */
@@ -100,8 +97,12 @@ static void make_runnable(sums *s, block *b)
     if (b->runnable || b->taken == b->ready)
         return;
     b->runnable = true;
-    b->next = s->first;
-    s->first = index_of(s, b);
+    b->next = NONE;
+    if (s->first == NONE)
+        s->first = index_of(s, b);
+    else
+        s->blocks[s->last].next = index_of(s, b);
+    s->last = index_of(s, b);
 }
 
 static void release(sums *s, block *b)

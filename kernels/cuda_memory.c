@@ -339,8 +339,6 @@ static kvs_status import_ipc(cuda_device *d, cuda_mem *m, const device_import *i
     uint64_t room = in->max_bytes;
     kvs_status s = KVS_OK;
 
-    for (uint32_t i = 0; i < d->n_readers; i++)
-        m->is_read[i] = true; /* what is opened behind the access between devices has it */
     for (uint32_t i = 0; i < in->n_ipc && s == KVS_OK; i++) {
         s = open_ipc(d, &m->pieces[i], in->ipc[i], i, room, err);
         room -= s == KVS_OK ? m->pieces[i].bytes : 0;
@@ -400,13 +398,14 @@ uint8_t *cuda_mem_base(const device_mem *dm, uint32_t piece, uint64_t *ret_bytes
     return (uint8_t *)(uintptr_t)m->pieces[piece].at;
 }
 
-/* Between memory of two kinds the driver goes by way of the host. */
+/* Between VMM memory only: from and to allocations that were opened by their IPC handles the driver went by way of the host on the
+ * machine that this was tried on, at 30 GB/s. */
 bool cuda_mem_reached(const device_mem *dm, const device_mem *dm_to)
 {
     const cuda_mem *m = (const cuda_mem *)dm, *to = (const cuda_mem *)dm_to;
     const cuda_device *d = device_of(m);
 
-    if (dm_to->dev->ops != d->base.ops || (m->range != 0) != (to->range != 0))
+    if (dm_to->dev->ops != d->base.ops || m->range == 0 || to->range == 0)
         return false;
     for (uint32_t i = 0; i < d->n_readers; i++)
         if (d->readers[i] == device_of(to)->ordinal)

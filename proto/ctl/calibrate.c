@@ -220,22 +220,23 @@ static kvs_status row_peer(bench *b, device *other, copy_table *t, kvs_err *err)
     return s;
 }
 
+/* One that cannot be opened, or has no memory left, has no row either. */
 static kvs_status fill_peers(bench *b, copy_table *t, kvs_err *err)
 {
-    kvs_status s = KVS_OK;
-
-    for (uint32_t i = 0; b->plan->open_peer != NULL && s == KVS_OK && t->n_peers < COPY_TABLE_PEERS; i++) {
+    for (uint32_t i = 0; b->plan->open_peer != NULL && i < COPY_TABLE_PEERS; i++) {
         device *other = NULL;
+        kvs_status s = b->plan->open_peer(b->plan->ud, i, &other, err);
 
-        s = b->plan->open_peer(b->plan->ud, i, &other, err);
         if (s == KVS_E_NOT_FOUND)
             return KVS_OK;
-        if (s != KVS_OK)
+        if (s == KVS_OK) {
+            s = row_peer(b, other, t, err);
+            other->ops->close(other);
+        }
+        if (s == KVS_E_DEVICE_LOST)
             return s;
-        s = row_peer(b, other, t, err);
-        other->ops->close(other);
     }
-    return s;
+    return KVS_OK;
 }
 
 /* ---- life ---- */
@@ -413,6 +414,7 @@ int ctl_calibrate(const ctl *c)
     if (c->json)
         return put_table(&t);
     print_table(&t);
-    (void)printf("kept in %s; a daemon goes by it after 'kvstridectl reload' or a restart\n", folder_of(c));
+    (void)printf("kept in %s; a daemon goes by it after 'kvstridectl reload' or a restart%s\n", folder_of(c),
+                 t.n_peers > 0 ? " (to load together with another GPU: a restart)" : "");
     return CTL_OK;
 }

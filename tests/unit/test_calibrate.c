@@ -99,6 +99,41 @@ Test(calibrate, measures_each_device_that_can_be_read_from)
     cr_assert(t.peers[0].gbs > 0 && t.peers[1].gbs > 0);
 }
 
+/* The first one has no memory left, the second one is not to be had. */
+static kvs_status open_poor(void *ud, uint32_t i, device **ret, kvs_err *err)
+{
+    const fault_plan full = {.call = FAULT_MEM_CREATE, .action = FAULT_FAIL, .nth = 1, .status = KVS_E_NO_SPACE};
+    device *inner = NULL;
+    kvs_status s = i == 1 ? kvs_fail(err, KVS_E_DEVICE, "busy") : open_peer(ud, i, &inner, err);
+
+    if (s == KVS_OK)
+        s = fault_device_open(inner, ret, err);
+    if (s == KVS_OK && i == 0)
+        fault_device_plan(*ret, &full);
+    return s;
+}
+
+static kvs_status open_faulty(void *ud, device **ret, kvs_err *err)
+{
+    device *inner = NULL;
+    kvs_status s = open_cpu(ud, &inner, err);
+
+    return s == KVS_OK ? fault_device_open(inner, ret, err) : s;
+}
+
+Test(calibrate, has_no_row_for_a_device_that_has_no_memory_left)
+{
+    calibrate_plan p = plan();
+    copy_table t;
+    kvs_err err = {0};
+
+    p.open = open_faulty;
+    p.open_peer = open_poor;
+    peers_wanted = 3;
+    cr_assert_eq(calibrate_measure(&p, &t, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(t.n_peers, 1);
+}
+
 static kvs_status open_far(void *ud, uint32_t i, device **ret, kvs_err *err)
 {
     device *inner = NULL;

@@ -113,7 +113,7 @@ static kvs_status open_poor(void *ud, uint32_t i, device **ret, kvs_err *err)
     return s;
 }
 
-static kvs_status open_faulty(void *ud, device **ret, kvs_err *err)
+static kvs_status open_wrapped(void *ud, device **ret, kvs_err *err)
 {
     device *inner = NULL;
     kvs_status s = open_cpu(ud, &inner, err);
@@ -127,7 +127,7 @@ Test(calibrate, has_no_row_for_a_device_that_has_no_memory_left)
     copy_table t;
     kvs_err err = {0};
 
-    p.open = open_faulty;
+    p.open = open_wrapped;
     p.open_peer = open_poor;
     peers_wanted = 3;
     cr_assert_eq(calibrate_measure(&p, &t, &err), KVS_OK, "%s", err.msg);

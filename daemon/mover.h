@@ -97,7 +97,8 @@ typedef struct mover_path_stats {
 typedef struct mover_stats {                               /* read from any thread, each value by itself */
     uint64_t jobs, blocks, bytes, busy_us, failed, queued; /* as worker_stats; blocks and bytes: copied whole */
     uint64_t kernel_bytes;                                 /* of batches that a kernel has copied */
-    uint64_t oldest_us; /* age of the job that is being waited for by the device; 0 if idle */
+    uint64_t exchange_failed; /* batches from a twin; their blocks came from the host after all */
+    uint64_t oldest_us;       /* age of the job that is being waited for by the device; 0 if idle */
     mover_path_stats path[MOVER_PATHS];
 } mover_stats;
 

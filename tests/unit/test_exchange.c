@@ -342,6 +342,8 @@ Test(exchange, a_failed_read_from_the_twin_is_made_good_from_the_host)
         cr_assert_eq(ended(&w.r[1]), KVS_OK);
         cr_assert(all_there(&w.r[0]));
         cr_assert_lt(exchanged(&w, 0), N - BATCH);
+        cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "devices.0.load.exchange_failed"), 1);
+        cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "load.failed"), 0, "the job is none the worse for it");
         stop(&w);
     }
 }

@@ -10,7 +10,7 @@
 enum {
     ENGINE_COPIES = 256, /* of a batch */
     SHARED_BLOCKS = 2,
-    SUM_THREADS = 12, /* some 8 GB/s each, from memory; a link has 55, and copies go on beside them */
+    SUM_THREADS = 16, /* 4 to 8 GB/s each, from memory; a link has 55, and copies go on beside them */
 };
 #define LAST_BYTES  (UINT64_C(8) << 20) /* some 150 us, enough to have the loop awake in time */
 #define PART_BYTES  (UINT64_C(8) << 20) /* that are looked up before the first of them are on their way */
@@ -149,7 +149,8 @@ static uint64_t size_batch(const mover_run *r)
         return r->m->now.batch_bytes;
     if (left <= last || left >= 2 * most)
         return left <= last && last < full ? last : most;
-    left = left / 2 / 4096 * 4096;
+    left = (summed ? left / 2 : left - last) / 4096 * 4096; /* the fewer bytes come last, the sooner they are summed */
+    left = left < most ? left : most;
     return left > last ? left : last < most ? last : most;
 }
 
@@ -471,12 +472,12 @@ static const worker_ops load_ops[2] = {{"kvs-load", mover_start, mover_turn, mov
 static const worker_ops store_ops[2] = {{"kvs-store", mover_start, mover_turn, mover_stop, false},
                                         {"kvs-store", mover_start, mover_turn, mover_stop, true}};
 
-/* Beside the mover's own thread; a core is left to the loop. */
+/* At most: the movers, the loop and the clients need some, too. */
 static unsigned sum_threads(void)
 {
-    unsigned cpus = cpus_usable();
+    unsigned cpus = cpus_usable(), most = cpus < 8 ? (cpus + 1) / 2 : cpus * 3 / 4;
 
-    return cpus > 2 ? (cpus - 2 < SUM_THREADS ? cpus - 2 : SUM_THREADS) : 1;
+    return most < SUM_THREADS ? most : SUM_THREADS;
 }
 
 kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink, kvs_err *err)

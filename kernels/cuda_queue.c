@@ -23,15 +23,14 @@
 
 enum {
     MARKS = 64,
-    BATCH = 256,           /* copies of one driver call */
-    LISTS = 4,             /* of pieces for the copy kernel */
-    SPIN_NS = 300000,      /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
-    STEP_NS = 50000,       /* of the sleep, where nobody wakes us */
-    EARLY_NS = 80000,      /* a timer may come that much too late */
-    BYTES_A_NS = 55,       /* of a copy, at best: it is not worth looking before */
-    PEER_BYTES_A_NS = 450, /* the same, from another GPU */
-    HEAD_BYTES = 64,       /* of the buffers for small inputs: the count of bad entries */
-    SCALE_BYTES = 4,       /* behind them: the scale of an mla_fp8 view */
+    BATCH = 256,      /* copies of one driver call */
+    LISTS = 4,        /* of pieces for the copy kernel */
+    SPIN_NS = 300000, /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
+    STEP_NS = 50000,  /* of the sleep, where nobody wakes us */
+    EARLY_NS = 80000, /* a timer may come that much too late */
+    BYTES_A_NS = 56,  /* of a copy, at best: it is not worth looking before */
+    HEAD_BYTES = 64,  /* of the buffers for small inputs: the count of bad entries */
+    SCALE_BYTES = 4,  /* behind them: the scale of an mla_fp8 view */
 };
 #define MAX_INPUT_BYTES     (UINT64_C(64) << 20)
 #define MAX_WORKSPACE_BYTES (UINT64_C(1) << 30)
@@ -41,13 +40,15 @@ typedef struct cuda_queue {
     cudaStream_t stream;
     cudaStream_t peers; /* of a queue that loads */
     cudaEvent_t events[MARKS];
-    bool copies;                /* else it is for kernels */
-    bool of_peers[MARKS];       /* whose events these are */
-    uint64_t given, reached;    /* reached: by the first stream */
-    uint64_t not_before[MARKS]; /* when a mark's copies can be done, by the monotonic clock */
-    uint64_t busy_until;        /* the same of all that was queued in the first stream */
-    uint64_t peers_until;       /* and in the other one */
-    bool no_batches;            /* the driver is too old for them */
+    bool copies;               /* else it is for kernels */
+    bool of_peers[MARKS];      /* whose events these are: not of the first stream */
+    uint64_t given, reached;   /* reached, and all below: of the first stream */
+    uint64_t bytes[MARKS];     /* of all copies ever queued up to a mark */
+    uint64_t queued_ns[MARKS]; /* when */
+    uint64_t all_bytes;        /* queued */
+    uint64_t reached_bytes;    /* up to `reached`, and when that was seen */
+    uint64_t reached_ns;
+    bool no_batches; /* the driver is too old for them */
     void *dsts[BATCH];
     const void *srcs[BATCH];
     size_t sizes[BATCH];
@@ -84,14 +85,14 @@ static void nap(uint64_t ns)
 
 /* Sleep while a copy cannot be done yet, spin when it is about to be, and then leave the rest to the driver or look again
  * from time to time. */
-static cudaError_t event_wait(const cuda_queue *q, cudaEvent_t event, uint64_t not_before)
+static cudaError_t event_wait(const cuda_queue *q, cudaEvent_t event, uint64_t earliest)
 {
     cudaError_t e = cudaEventQuery(event);
     uint64_t now = now_ns(), end;
 
     /* Estimates are of milliseconds; a second is a queue that is very full, and no reason to oversleep. */
-    if (e == cudaErrorNotReady && not_before > now + 2 * EARLY_NS && not_before - now < 1000000000u)
-        nap(not_before - now - EARLY_NS);
+    if (e == cudaErrorNotReady && earliest > now + 2 * EARLY_NS && earliest - now < 1000000000u)
+        nap(earliest - now - EARLY_NS);
     for (end = now_ns() + SPIN_NS; e == cudaErrorNotReady && now_ns() < end;)
         e = cudaEventQuery(event);
     while (e == cudaErrorNotReady && q->copies) {
@@ -114,16 +115,33 @@ static kvs_status queue_broke(cuda_queue *q, kvs_err *err, const char *call, cud
     return KVS_E_DEVICE_LOST;
 }
 
+/* When the copies up to a mark can be done: those behind the last one that was reached began when that was, or when they were
+ * queued. */
+static uint64_t not_before(const cuda_queue *q, uint64_t mark)
+{
+    uint64_t queued = q->queued_ns[(q->reached + 1) % MARKS];
+    uint64_t began = queued > q->reached_ns ? queued : q->reached_ns;
+
+    return began + (q->bytes[mark % MARKS] - q->reached_bytes) / BYTES_A_NS;
+}
+
 static kvs_status reach(cuda_queue *q, uint64_t mark, kvs_err *err)
 {
+    /* Else its event is another mark's by now: this one was reached before that was given out. */
+    bool open = q->given - mark < MARKS;
     cudaError_t e;
 
-    if (q->given - mark < MARKS && (mark > q->reached || q->of_peers[mark % MARKS])) {
-        e = event_wait(q, q->events[mark % MARKS], q->not_before[mark % MARKS]);
+    if (open && q->of_peers[mark % MARKS]) {
+        e = event_wait(q, q->events[mark % MARKS], 0); /* a batch of 16 MiB takes 45 us: not worth a sleep */
         if (e != cudaSuccess)
             return queue_broke(q, err, "cudaEventSynchronize", e);
-        if (!q->of_peers[mark % MARKS])
-            q->reached = mark;
+    } else if (open && mark > q->reached) {
+        e = event_wait(q, q->events[mark % MARKS], not_before(q, mark));
+        if (e != cudaSuccess)
+            return queue_broke(q, err, "cudaEventSynchronize", e);
+        q->reached = mark;
+        q->reached_bytes = q->bytes[mark % MARKS];
+        q->reached_ns = now_ns();
     }
     if (q->ret_bad != NULL && q->reached >= q->kernel_mark) {
         memcpy(q->ret_bad, q->input, sizeof *q->ret_bad);
@@ -132,8 +150,8 @@ static kvs_status reach(cuda_queue *q, uint64_t mark, kvs_err *err)
     return KVS_OK;
 }
 
-/* Behind all that was queued in one of its streams, which cannot be done before the time `not_before`. */
-static kvs_status give_mark(cuda_queue *q, cudaStream_t stream, uint64_t not_before, uint64_t *ret, kvs_err *err)
+/* Behind all that was queued in one of its streams. */
+static kvs_status give_mark(cuda_queue *q, cudaStream_t stream, uint64_t *ret, kvs_err *err)
 {
     uint64_t mark = q->given + 1;
     kvs_status s = mark > MARKS ? reach(q, mark - MARKS, err) : KVS_OK;
@@ -144,7 +162,8 @@ static kvs_status give_mark(cuda_queue *q, cudaStream_t stream, uint64_t not_bef
     e = cudaEventRecord(q->events[mark % MARKS], stream);
     if (e != cudaSuccess)
         return queue_broke(q, err, "cudaEventRecord", e);
-    q->not_before[mark % MARKS] = not_before;
+    q->bytes[mark % MARKS] = q->all_bytes;
+    q->queued_ns[mark % MARKS] = now_ns();
     q->of_peers[mark % MARKS] = stream == q->peers;
     *ret = q->given = mark;
     return KVS_OK;
@@ -320,7 +339,7 @@ static kvs_status launch_pieces(cuda_queue *q, const device_copy *c, uint32_t n,
         return KVS_OK; /* no bytes at all: all else has been looked at */
     s = kvs_page_copy_cuda(list, n, n_tiles, n_blocks, q->stream, err);
     if (s == KVS_OK)
-        s = give_mark(q, q->stream, q->busy_until, &q->list_marks[which], err);
+        s = give_mark(q, q->stream, &q->list_marks[which], err);
     q->next_list = (which + 1) % LISTS;
     return s;
 }
@@ -346,7 +365,6 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, dev
     cuda_queue *q = (cuda_queue *)dq;
     kvs_status s = cuda_enter(device_of(q), err);
     bool peers = how.means == DEVICE_FROM_PEER && q->peers != NULL;
-    uint64_t *until = peers ? &q->peers_until : &q->busy_until, bytes = 0, now;
     cudaError_t end;
 
     if (s != KVS_OK)
@@ -366,10 +384,8 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, dev
     if (s != KVS_OK)
         return s;
     for (size_t i = 0; i < n; i++)
-        bytes += c[i].bytes;
-    now = now_ns();
-    *until = (*until > now ? *until : now) + bytes / (peers ? PEER_BYTES_A_NS : BYTES_A_NS);
-    return give_mark(q, peers ? q->peers : q->stream, *until, ret_mark, err);
+        q->all_bytes += peers ? 0 : c[i].bytes;
+    return give_mark(q, peers ? q->peers : q->stream, ret_mark, err);
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------ */
@@ -440,8 +456,8 @@ static kvs_status send_input(cuda_queue *q, uint64_t bytes, kvs_err *err)
 static kvs_status kernel_end(cuda_queue *q, uint32_t *ret_bad, uint64_t *ret_mark, kvs_err *err)
 {
     cudaError_t e = cudaMemcpyAsync(q->input, q->dev_input, sizeof *ret_bad, cudaMemcpyDeviceToHost, q->stream);
-    kvs_status s = e == cudaSuccess ? give_mark(q, q->stream, q->busy_until, ret_mark, err)
-                                    : queue_broke(q, err, "cudaMemcpyAsync", e);
+    kvs_status s =
+        e == cudaSuccess ? give_mark(q, q->stream, ret_mark, err) : queue_broke(q, err, "cudaMemcpyAsync", e);
 
     if (s == KVS_OK) {
         q->kernel_mark = *ret_mark;

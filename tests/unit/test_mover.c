@@ -647,7 +647,7 @@ static void taper(device_dir dir, bool checksum, uint64_t last)
 
 Test(mover, begins_and_ends_with_short_batches_where_it_queues_ahead)
 {
-    taper(DEVICE_LOAD, false, UINT64_C(6) << 20);
+    taper(DEVICE_LOAD, false, UINT64_C(8) << 20);
 }
 
 Test(mover, ends_with_shorter_ones_still_where_they_are_summed)

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#define XXH_STATIC_LINKING_ONLY /* for a state on the stack */
 #include <xxhash.h>
 #if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
 /* The same sums from the widest vectors of this machine: the plain build of the library knows SSE2 only,
@@ -17,6 +18,11 @@ enum {
     MAX_THREADS = 16,
     BLOCKS = 256,  /* begun at once; a job has one that is cut, and each tenant one job */
     SPIN_US = 100, /* before a thread sleeps: the next batch lands soon, and waking up takes as long */
+    LATE_US = 200, /* of a batch's 300: what became ready then is not all taken yet, and more has come */
+    CALM_JOBS = 64,
+    PAGE = 4096,
+    AHEAD = 2 * PAGE, /* that is fetched while this much before it is summed */
+    LINE = 64,
 };
 #define NONE UINT32_MAX
 
@@ -29,14 +35,22 @@ typedef struct block {
     uint64_t parts[SUMS_PARTS];
 } block;
 
+typedef struct worker_thread {
+    sums *sums;
+    unsigned index;
+    pthread_t thread;
+} worker_thread;
+
 struct sums {
-    pthread_t threads[MAX_THREADS];
-    unsigned n_threads;
-    pthread_mutex_t lock; /* everything below but tick */
-    pthread_cond_t work, done;
+    worker_thread threads[MAX_THREADS];
+    unsigned n_threads, few; /* few: at work at least */
+    pthread_mutex_t lock;    /* everything below but tick */
+    pthread_cond_t work, done, more;
+    unsigned at_work, calm; /* threads that take parts, the others sleep; jobs since one was late */
+    uint64_t since_us;      /* some block has been runnable all the time */
     block blocks[BLOCKS];
     uint32_t free, first, last; /* first..last: runnable, those with parts that are ready and not taken */
-    uint32_t in_work;           /* parts that somebody sums now */
+    _Atomic uint32_t in_work;   /* parts that somebody sums now; changes under the lock */
     unsigned sleeping;
     bool closing, may_spin;
     _Atomic uint32_t tick; /* something became ready */
@@ -56,6 +70,23 @@ static uint64_t one_part(const uint8_t *at, uint64_t bytes, uint64_t part, uint3
     uint64_t left = bytes - i * part;
 
     return XXH3_64bits(at + i * part, left < part ? left : part);
+}
+
+/* The same of memory that another device has just written, in small pages: no processor fetches ahead across their ends, and
+ * with us it reads half as much again. */
+static uint64_t one_part_ahead(const uint8_t *at, uint64_t bytes, uint64_t part, uint32_t i)
+{
+    uint64_t left = bytes - i * part, n = left < part ? left : part;
+    XXH3_state_t state;
+
+    at += i * part;
+    (void)XXH3_64bits_reset(&state);
+    for (uint64_t p = 0; p < n; p += PAGE) {
+        for (uint64_t l = 0; l < PAGE && p + AHEAD + l < n; l += LINE)
+            __builtin_prefetch(at + p + AHEAD + l, 0, 2);
+        (void)XXH3_64bits_update(&state, at + p, n - p < PAGE ? n - p : PAGE);
+    }
+    return XXH3_64bits_digest(&state);
 }
 
 static uint64_t join(const uint64_t *parts, uint32_t n)
@@ -98,11 +129,38 @@ static void make_runnable(sums *s, block *b)
         return;
     b->runnable = true;
     b->next = NONE;
-    if (s->first == NONE)
+    if (s->first == NONE) {
         s->first = index_of(s, b);
-    else
+        s->since_us = thread_now_us();
+    } else {
         s->blocks[s->last].next = index_of(s, b);
+    }
     s->last = index_of(s, b);
+}
+
+/* More comes in before what there was is taken: one thread more.  How many it takes is a matter of the machine, of whose
+ * memory they are near to, and of what else reads it. */
+static void look_whether_late(sums *s)
+{
+    uint64_t now = thread_now_us();
+
+    if (s->first == NONE || now - s->since_us < LATE_US)
+        return;
+    s->since_us = now;
+    s->calm = 0;
+    if (s->at_work == s->n_threads)
+        return;
+    s->at_work++;
+    (void)pthread_cond_broadcast(&s->more);
+}
+
+/* A job has ended.  None was late for a long time: try with one less. */
+static void look_whether_calm(sums *s)
+{
+    if (++s->calm < CALM_JOBS || s->at_work == s->few)
+        return;
+    s->calm = 0;
+    s->at_work--;
 }
 
 static void release(sums *s, block *b)
@@ -141,7 +199,7 @@ static bool take(sums *s)
     if (s->first != NONE && s->sleeping > 0) /* each wakes one more: the owner shall not wake them all */
         (void)pthread_cond_signal(&s->work);
     (void)pthread_mutex_unlock(&s->lock);
-    sum = one_part(b->at, b->bytes, b->part_bytes, i);
+    sum = one_part_ahead(b->at, b->bytes, b->part_bytes, i);
     (void)pthread_mutex_lock(&s->lock);
     b->parts[i] = sum;
     part_done(s, b);
@@ -183,13 +241,24 @@ static void rest(sums *s)
     s->sleeping--;
 }
 
+/* Until it takes one more again. */
+static void stand_by(sums *s)
+{
+    if (s->first != NONE && s->sleeping > 0) /* it may be we who were woken for that */
+        (void)pthread_cond_signal(&s->work);
+    (void)pthread_cond_wait(&s->more, &s->lock);
+}
+
 static void *sums_main(void *arg)
 {
-    sums *s = arg;
+    const worker_thread *me = arg;
+    sums *s = me->sums;
 
     (void)pthread_mutex_lock(&s->lock);
     while (!s->closing)
-        if (!take(s))
+        if (me->index >= s->at_work)
+            stand_by(s);
+        else if (!take(s))
             rest(s);
     (void)pthread_mutex_unlock(&s->lock);
     return NULL;
@@ -207,13 +276,18 @@ kvs_status sums_create(sums **ret, unsigned n_threads, kvs_err *err)
     (void)pthread_mutex_init(&s->lock, NULL);
     (void)pthread_cond_init(&s->work, NULL);
     (void)pthread_cond_init(&s->done, NULL);
+    (void)pthread_cond_init(&s->more, NULL);
     s->may_spin = thread_may_spin();
     s->free = s->first = NONE;
     for (uint32_t i = BLOCKS; i-- > 0;)
         release(s, &s->blocks[i]);
     n_threads = n_threads < MAX_THREADS ? n_threads : MAX_THREADS;
+    s->at_work = s->few = (2 * n_threads + 2) / 3;
     while (s->n_threads < n_threads && st == KVS_OK) {
-        st = thread_start(&s->threads[s->n_threads], "kvs-sum", sums_main, s, err);
+        worker_thread *t = &s->threads[s->n_threads];
+
+        *t = (worker_thread){.sums = s, .index = s->n_threads};
+        st = thread_start(&t->thread, "kvs-sum", sums_main, t, err);
         s->n_threads += st == KVS_OK;
     }
     if (st != KVS_OK) {
@@ -253,6 +327,7 @@ void sums_reach(sums *s, uint32_t handle, uint64_t bytes)
     block *b = &s->blocks[handle];
 
     (void)pthread_mutex_lock(&s->lock);
+    look_whether_late(s);
     b->ready = bytes == b->bytes ? b->n_parts : (uint32_t)(bytes / b->part_bytes);
     make_runnable(s, b);
     (void)atomic_fetch_add_explicit(&s->tick, 1, memory_order_relaxed);
@@ -274,13 +349,39 @@ void sums_forget(sums *s, uint32_t handle)
     (void)pthread_mutex_unlock(&s->lock);
 }
 
+/* The last parts are with others: some 20 us each, less than it takes to wake up. */
+static void await_others(sums *s)
+{
+    uint64_t end = thread_now_us() + SPIN_US;
+
+    if (s->may_spin) {
+        (void)pthread_mutex_unlock(&s->lock);
+        while (atomic_load_explicit(&s->in_work, memory_order_relaxed) > 0 && thread_now_us() < end)
+            thread_relax();
+        (void)pthread_mutex_lock(&s->lock);
+    }
+    if (s->first == NONE && s->in_work > 0)
+        (void)pthread_cond_wait(&s->done, &s->lock);
+}
+
 void sums_finish(sums *s)
 {
     (void)pthread_mutex_lock(&s->lock);
     while (take(s) || s->in_work > 0)
         if (s->first == NONE && s->in_work > 0)
-            (void)pthread_cond_wait(&s->done, &s->lock);
+            await_others(s);
+    look_whether_calm(s);
     (void)pthread_mutex_unlock(&s->lock);
+}
+
+unsigned sums_at_work(sums *s)
+{
+    unsigned n;
+
+    (void)pthread_mutex_lock(&s->lock);
+    n = s->at_work;
+    (void)pthread_mutex_unlock(&s->lock);
+    return n;
 }
 
 void sums_destroy(sums *s)
@@ -291,9 +392,11 @@ void sums_destroy(sums *s)
     s->closing = true;
     (void)atomic_fetch_add_explicit(&s->tick, 1, memory_order_relaxed);
     (void)pthread_cond_broadcast(&s->work);
+    (void)pthread_cond_broadcast(&s->more);
     (void)pthread_mutex_unlock(&s->lock);
     for (unsigned i = 0; i < s->n_threads; i++)
-        (void)pthread_join(s->threads[i], NULL);
+        (void)pthread_join(s->threads[i].thread, NULL);
+    (void)pthread_cond_destroy(&s->more);
     (void)pthread_cond_destroy(&s->done);
     (void)pthread_cond_destroy(&s->work);
     (void)pthread_mutex_destroy(&s->lock);

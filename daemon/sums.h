@@ -5,7 +5,8 @@
  *
  * Knows XXH3-64 and memory.  Does not know blocks' meaning, devices or what a sum is for.
  * Threads: begin, reach and finish by one thread; the sums are taken by others, which sleep in between, and by finish.  A
- * link to a GPU is faster than one thread can read what came over it.
+ * link to a GPU is faster than one thread can read what came over it.  Two thirds of the threads take part, and one more each
+ * time that they are late.
  * Ownership: memory and results are borrowed from begin until finish returns.
  *
  * The sum of up to SUMS_PART bytes is their XXH3-64.  That of more is the XXH3-64 of the sums of its parts in order, as
@@ -29,8 +30,9 @@ uint32_t sums_begin(sums *s, const void *at, uint64_t bytes, uint64_t *ret);
 void sums_reach(sums *s, uint32_t handle, uint64_t bytes);
 /* It will not be there: its result stays as it is. */
 void sums_forget(sums *s, uint32_t handle);
-void sums_finish(sums *s);  /* all that was reached to its end is there */
-void sums_destroy(sums *s); /* NULL is fine */
+void sums_finish(sums *s);      /* all that was reached to its end is there */
+unsigned sums_at_work(sums *s); /* threads that take part now; any thread */
+void sums_destroy(sums *s);     /* NULL is fine */
 
 /* The sum of one, in the calling thread. */
 uint64_t sums_one(const void *at, uint64_t bytes);

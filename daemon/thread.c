@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #include "proto/cpus.h"
@@ -24,6 +25,11 @@ uint64_t thread_now_us(void)
 bool thread_may_spin(void)
 {
     return cpus_usable() >= SPIN_CPUS;
+}
+
+void thread_exact_timers(void)
+{
+    (void)prctl(PR_SET_TIMERSLACK, 1UL);
 }
 
 int thread_cond_init(pthread_cond_t *c)

@@ -29,6 +29,9 @@ static inline void thread_relax(void)
  * it waits for. */
 bool thread_may_spin(void);
 
+/* This thread's timers go off when they are due, and not up to 50 us later for the sake of fewer wake-ups. */
+void thread_exact_timers(void);
+
 /* A condition whose timed wait counts on the monotonic clock: a clock that is set does not stall a worker. */
 int thread_cond_init(pthread_cond_t *c);
 /* Wait at most `us`.  `m` is held; early returns happen. */

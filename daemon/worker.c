@@ -430,6 +430,8 @@ static void *worker_main(void *arg)
     kvs_status s;
 
     (void)beat_join(w->ops->name);
+    if (w->may_linger)
+        thread_exact_timers();
     beat_mark(BEAT_IN_CALL); /* it opens a queue of the device */
     s = w->ops->start(w->ud, &err);
     beat_mark(BEAT_RUNNING);

@@ -4,6 +4,8 @@
  * Marks are numbers; mark m has event m % MARKS.  At most MARKS are open: giving out another one waits for the oldest.
  * An event that wakes a sleeper costs the copy engine 3 us, of which a batch of 16 MiB felt 1 %: queues that copy have plain
  * ones, and look at them again and again where a copy takes longer than it can.
+ * Copies from another GPU go in a stream of their own, beside those from the host, which take other ways: their marks are reached
+ * out of order.
  * A kernel call's small inputs (lengths, tables, slots) travel through one pinned buffer, so that a second call waits
  * for the first one to end. */
 #include <inttypes.h>
@@ -24,7 +26,7 @@ enum {
     SPIN_NS = 300000, /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
     STEP_NS = 50000,  /* of the sleep, where nobody wakes us */
     EARLY_NS = 80000, /* a timer may come that much too late */
-    BYTES_A_NS = 55,  /* of a copy, at best: it is not worth looking before */
+    BYTES_A_NS = 56,  /* of a copy, at best: it is not worth looking before */
     HEAD_BYTES = 64,  /* of the buffers for small inputs: the count of bad entries */
     SCALE_BYTES = 4,  /* behind them: the scale of an mla_fp8 view */
 };
@@ -34,12 +36,17 @@ enum {
 typedef struct cuda_queue {
     device_queue base;
     cudaStream_t stream;
+    cudaStream_t peers; /* of a queue that loads */
     cudaEvent_t events[MARKS];
-    bool copies; /* else it is for kernels */
-    uint64_t given, reached;
-    uint64_t not_before[MARKS]; /* when a mark's copies can be done, by the monotonic clock */
-    uint64_t busy_until;        /* the same of all that was queued */
-    bool no_batches;            /* the driver is too old for them */
+    bool copies;               /* else it is for kernels */
+    bool of_peers[MARKS];      /* whose events these are: not of the first stream */
+    uint64_t given, reached;   /* reached, and all below: of the first stream */
+    uint64_t bytes[MARKS];     /* of all copies ever queued up to a mark */
+    uint64_t queued_ns[MARKS]; /* when */
+    uint64_t all_bytes;        /* queued */
+    uint64_t reached_bytes;    /* up to `reached`, and when that was seen */
+    uint64_t reached_ns;
+    bool no_batches; /* the driver is too old for them */
     void *dsts[BATCH];
     const void *srcs[BATCH];
     size_t sizes[BATCH];
@@ -74,14 +81,14 @@ static void nap(uint64_t ns)
 
 /* Sleep while a copy cannot be done yet, spin when it is about to be, and then leave the rest to the driver or look again
  * from time to time. */
-static cudaError_t event_wait(const cuda_queue *q, cudaEvent_t event, uint64_t not_before)
+static cudaError_t event_wait(const cuda_queue *q, cudaEvent_t event, uint64_t earliest)
 {
     cudaError_t e = cudaEventQuery(event);
     uint64_t now = now_ns(), end;
 
     /* Estimates are of milliseconds; a second is a queue that is very full, and no reason to oversleep. */
-    if (e == cudaErrorNotReady && not_before > now + 2 * EARLY_NS && not_before - now < 1000000000u)
-        nap(not_before - now - EARLY_NS);
+    if (e == cudaErrorNotReady && earliest > now + 2 * EARLY_NS && earliest - now < 1000000000u)
+        nap(earliest - now - EARLY_NS);
     for (end = now_ns() + SPIN_NS; e == cudaErrorNotReady && now_ns() < end;)
         e = cudaEventQuery(event);
     while (e == cudaErrorNotReady && q->copies) {
@@ -104,15 +111,33 @@ static kvs_status queue_broke(cuda_queue *q, kvs_err *err, const char *call, cud
     return KVS_E_DEVICE_LOST;
 }
 
+/* When the copies up to a mark can be done: those behind the last one that was reached began when that was, or when they were
+ * queued. */
+static uint64_t not_before(const cuda_queue *q, uint64_t mark)
+{
+    uint64_t queued = q->queued_ns[(q->reached + 1) % MARKS];
+    uint64_t began = queued > q->reached_ns ? queued : q->reached_ns;
+
+    return began + (q->bytes[mark % MARKS] - q->reached_bytes) / BYTES_A_NS;
+}
+
 static kvs_status reach(cuda_queue *q, uint64_t mark, kvs_err *err)
 {
+    /* Else its event is another mark's by now: this one was reached before that was given out. */
+    bool open = q->given - mark < MARKS;
     cudaError_t e;
 
-    if (mark > q->reached) {
-        e = event_wait(q, q->events[mark % MARKS], q->not_before[mark % MARKS]);
+    if (open && q->of_peers[mark % MARKS]) {
+        e = event_wait(q, q->events[mark % MARKS], 0); /* a batch of 16 MiB takes 45 us: not worth a sleep */
+        if (e != cudaSuccess)
+            return queue_broke(q, err, "cudaEventSynchronize", e);
+    } else if (open && mark > q->reached) {
+        e = event_wait(q, q->events[mark % MARKS], not_before(q, mark));
         if (e != cudaSuccess)
             return queue_broke(q, err, "cudaEventSynchronize", e);
         q->reached = mark;
+        q->reached_bytes = q->bytes[mark % MARKS];
+        q->reached_ns = now_ns();
     }
     if (q->ret_bad != NULL && q->reached >= q->kernel_mark) {
         memcpy(q->ret_bad, q->input, sizeof *q->ret_bad);
@@ -121,7 +146,8 @@ static kvs_status reach(cuda_queue *q, uint64_t mark, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status give_mark(cuda_queue *q, uint64_t *ret, kvs_err *err)
+/* Behind all that was queued in one of its streams. */
+static kvs_status give_mark(cuda_queue *q, cudaStream_t stream, uint64_t *ret, kvs_err *err)
 {
     uint64_t mark = q->given + 1;
     kvs_status s = mark > MARKS ? reach(q, mark - MARKS, err) : KVS_OK;
@@ -129,10 +155,12 @@ static kvs_status give_mark(cuda_queue *q, uint64_t *ret, kvs_err *err)
 
     if (s != KVS_OK)
         return s;
-    e = cudaEventRecord(q->events[mark % MARKS], q->stream);
+    e = cudaEventRecord(q->events[mark % MARKS], stream);
     if (e != cudaSuccess)
         return queue_broke(q, err, "cudaEventRecord", e);
-    q->not_before[mark % MARKS] = q->busy_until;
+    q->bytes[mark % MARKS] = q->all_bytes;
+    q->queued_ns[mark % MARKS] = now_ns();
+    q->of_peers[mark % MARKS] = stream == q->peers;
     *ret = q->given = mark;
     return KVS_OK;
 }
@@ -160,6 +188,10 @@ void cuda_queue_close(device_queue *dq)
     if (q->stream != NULL) {
         (void)cudaStreamSynchronize(q->stream);
         (void)cudaStreamDestroy(q->stream);
+    }
+    if (q->peers != NULL) {
+        (void)cudaStreamSynchronize(q->peers);
+        (void)cudaStreamDestroy(q->peers);
     }
     for (int i = 0; i < MARKS; i++)
         if (q->events[i] != NULL)
@@ -190,6 +222,8 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
     e = cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking);
     for (int i = 0; i < MARKS && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&q->events[i], flags);
+    if (e == cudaSuccess && dir == DEVICE_LOAD)
+        e = cudaStreamCreateWithFlags(&q->peers, cudaStreamNonBlocking);
     if (e != cudaSuccess) {
         s = cuda_failed(d, err, "queue_open", e);
         cuda_queue_close(&q->base);
@@ -201,18 +235,18 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
 
 /* --- copies ------------------------------------------------------------------------------------------------- */
 
-static cudaError_t copy_one_by_one(cuda_queue *q, size_t n)
+static cudaError_t copy_one_by_one(cuda_queue *q, size_t n, cudaStream_t stream)
 {
     cudaError_t e = cudaSuccess;
 
     for (size_t i = 0; i < n && e == cudaSuccess; i++)
-        e = cudaMemcpyAsync(q->dsts[i], q->srcs[i], q->sizes[i], cudaMemcpyDefault, q->stream);
+        e = cudaMemcpyAsync(q->dsts[i], q->srcs[i], q->sizes[i], cudaMemcpyDefault, stream);
     return e;
 }
 
 /* Sources are read in stream order: what an engine wrote before its counter must be seen, and "any order" would
  * allow a device source to be read before that. */
-static cudaError_t copy_batch(cuda_queue *q, size_t n)
+static cudaError_t copy_batch(cuda_queue *q, size_t n, cudaStream_t stream)
 {
 #if CUDART_VERSION >= 12080
     struct cudaMemcpyAttributes attributes = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream};
@@ -220,14 +254,14 @@ static cudaError_t copy_batch(cuda_queue *q, size_t n)
     cudaError_t e;
 
     if (q->no_batches || n < 2)
-        return copy_one_by_one(q, n);
+        return copy_one_by_one(q, n, stream);
 #if CUDART_VERSION >= 13000
-    e = cudaMemcpyBatchAsync(q->dsts, q->srcs, q->sizes, n, &attributes, &first, 1, q->stream);
+    e = cudaMemcpyBatchAsync(q->dsts, q->srcs, q->sizes, n, &attributes, &first, 1, stream);
 #else
     {
         size_t failed = 0;
 
-        e = cudaMemcpyBatchAsync(q->dsts, (void **)q->srcs, q->sizes, n, &attributes, &first, 1, &failed, q->stream);
+        e = cudaMemcpyBatchAsync(q->dsts, (void **)q->srcs, q->sizes, n, &attributes, &first, 1, &failed, stream);
     }
 #endif
     if (e != cudaErrorNotSupported && e != cudaErrorCallRequiresNewerDriver && e != cudaErrorSymbolNotFound)
@@ -235,7 +269,7 @@ static cudaError_t copy_batch(cuda_queue *q, size_t n)
     (void)cudaGetLastError();
     q->no_batches = true;
 #endif
-    return copy_one_by_one(q, n);
+    return copy_one_by_one(q, n, stream);
 }
 
 /* The next copies that have bytes; *at moves behind them. */
@@ -252,7 +286,7 @@ static size_t fill_batch(cuda_queue *q, const device_copy *c, size_t n, size_t *
     return k;
 }
 
-static kvs_status copy_by_engine(cuda_queue *q, const device_copy *c, size_t n, kvs_err *err)
+static kvs_status copy_by_engine(cuda_queue *q, const device_copy *c, size_t n, cudaStream_t stream, kvs_err *err)
 {
     cudaError_t e = cudaSuccess;
 
@@ -260,9 +294,17 @@ static kvs_status copy_by_engine(cuda_queue *q, const device_copy *c, size_t n, 
         size_t k = fill_batch(q, c, n, &at);
 
         if (k > 0)
-            e = copy_batch(q, k);
+            e = copy_batch(q, k, stream);
     }
     return e == cudaSuccess ? KVS_OK : cuda_failed(device_of(q), err, "cudaMemcpyBatchAsync", e);
+}
+
+/* Nothing of this queue is on its way any more. */
+static cudaError_t finish_copies(cuda_queue *q)
+{
+    cudaError_t e = q->peers != NULL ? cudaStreamSynchronize(q->peers) : cudaSuccess;
+
+    return e == cudaSuccess ? cudaStreamSynchronize(q->stream) : e;
 }
 
 static bool fits_kernel(const cuda_queue *q, const device_copy *c, size_t n)
@@ -305,26 +347,28 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, dev
 {
     cuda_queue *q = (cuda_queue *)dq;
     kvs_status s = cuda_enter(device_of(q), err);
-    uint64_t bytes = 0, now;
+    bool peers = how.means == DEVICE_FROM_PEER && q->peers != NULL;
     cudaError_t end;
 
     if (s != KVS_OK)
         return s;
-    s = how.means == DEVICE_BY_KERNEL && fits_kernel(q, c, n) ? copy_by_kernel(q, c, n, how.n_blocks, err)
-                                                              : copy_by_engine(q, c, n, err);
+    if (peers)
+        s = copy_by_engine(q, c, n, q->peers, err);
+    else if (how.means == DEVICE_BY_KERNEL && fits_kernel(q, c, n))
+        s = copy_by_kernel(q, c, n, how.n_blocks, err);
+    else
+        s = copy_by_engine(q, c, n, q->stream, err);
     if (s != KVS_OK && s != KVS_E_DEVICE_LOST) {
         /* Earlier copies may be on their way; the caller is promised that none is. */
-        end = cudaStreamSynchronize(q->stream);
+        end = finish_copies(q);
         if (end != cudaSuccess)
             s = queue_broke(q, err, "cudaStreamSynchronize", end);
     }
     if (s != KVS_OK)
         return s;
     for (size_t i = 0; i < n; i++)
-        bytes += c[i].bytes;
-    now = now_ns();
-    q->busy_until = (q->busy_until > now ? q->busy_until : now) + bytes / BYTES_A_NS;
-    return give_mark(q, ret_mark, err);
+        q->all_bytes += peers ? 0 : c[i].bytes;
+    return give_mark(q, peers ? q->peers : q->stream, ret_mark, err);
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------ */
@@ -395,7 +439,8 @@ static kvs_status send_input(cuda_queue *q, uint64_t bytes, kvs_err *err)
 static kvs_status kernel_end(cuda_queue *q, uint32_t *ret_bad, uint64_t *ret_mark, kvs_err *err)
 {
     cudaError_t e = cudaMemcpyAsync(q->input, q->dev_input, sizeof *ret_bad, cudaMemcpyDeviceToHost, q->stream);
-    kvs_status s = e == cudaSuccess ? give_mark(q, ret_mark, err) : queue_broke(q, err, "cudaMemcpyAsync", e);
+    kvs_status s =
+        e == cudaSuccess ? give_mark(q, q->stream, ret_mark, err) : queue_broke(q, err, "cudaMemcpyAsync", e);
 
     if (s == KVS_OK) {
         q->kernel_mark = *ret_mark;

@@ -59,6 +59,9 @@ extern const kvs_mark bench_now;
 
 /* Zero *u before, but for its tune.  Also after a failure it is to be closed. */
 kvs_status bench_user_open(bench_user *u, const char *socket, const bench_shape *shape, kvs_err *err);
+/* The same with slots of the daemon on its device `device`. */
+kvs_status bench_user_open_on(bench_user *u, const char *socket, uint32_t device, const bench_shape *shape,
+                              kvs_err *err);
 void bench_user_close(bench_user *u);
 
 /* Begin to store or load `n` slots from `first` on, under the keys that lie at the same places.  The arguments live here:

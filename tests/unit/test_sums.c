@@ -4,6 +4,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include "proto/cpus.h"
@@ -152,6 +153,38 @@ Test(sums, leave_the_result_of_a_forgotten_block_alone_and_its_place_to_others)
     sums_finish(s);
     cr_assert_eq(got[0], 7);
     cr_assert_eq(got[1], expected(p, n));
+    sums_destroy(s);
+    free(p);
+}
+
+/* Blocks come in faster than they are taken, and then for a long time they do not. */
+Test(sums, take_more_threads_when_they_are_late_and_less_when_they_no_longer_are)
+{
+    static uint64_t got[MANY];
+    uint64_t n = UINT64_C(64) << 20;
+    uint8_t *p = bytes_of(n, 5);
+    sums *s = NULL;
+    unsigned few;
+
+    cr_assert_eq(sums_create(&s, 6, NULL), KVS_OK);
+    few = sums_at_work(s);
+    cr_assert_eq(few, 4);
+    for (uint32_t i = 0; i < 200 && sums_at_work(s) < 6; i++) {
+        sums_reach(s, sums_begin(s, p, n, &got[i]), n);
+        (void)usleep(400);
+    }
+    cr_assert_eq(sums_at_work(s), 6);
+    sums_finish(s);
+    for (uint32_t i = 0; i < MANY && sums_at_work(s) > few; i++) {
+        sums_reach(s, sums_begin(s, p, SUMS_PART, &got[0]), SUMS_PART);
+        sums_finish(s);
+    }
+    cr_assert_eq(sums_at_work(s), few);
+    for (int i = 0; i < MANY; i++) /* nobody is left sleeping who should be at work */
+        sums_reach(s, sums_begin(s, p + i, SUMS_PART, &got[i]), SUMS_PART);
+    sums_finish(s);
+    for (int i = 0; i < MANY; i++)
+        cr_assert_eq(got[i], sums_one(p + i, SUMS_PART));
     sums_destroy(s);
     free(p);
 }

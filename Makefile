@@ -58,14 +58,14 @@ CLIENT_LIBS := -lcrypto -lm
 SO := libkvstride.so.0
 # The kernels for engines that launch in their own process: without the daemon's device, and without libcrypto.
 KERNELS_SO  := libkvstride-kernels.so.0
-KERNELS_API := $(filter-out $(patsubst %,$(BUILD)/kernels/%.o,client_% busy_cuda engine_cuda copy cuda_driver cuda_memory cuda_queue cuda_used \
+KERNELS_API := $(filter-out $(patsubst %,$(BUILD)/kernels/%.o,client_% busy_cuda engine_cuda copy cuda_driver cuda_memory cuda_peer cuda_queue cuda_used \
                  device_cpu device_cuda host_memory host_pages mla_oracle),$(KERNELS)) $(BUILD)/proto/format.o $(BUILD)/proto/status.o
 
 PROGRAMS := $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BUILD)/$(SO) $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a
 tests = $(patsubst %.c,$(BUILD)/%,$(wildcard tests/$(1)/test_*.c))
 UNIT  := $(call tests,unit) $(call tests,loop) $(call tests,e2e)
 GPU   := $(call tests,gpu)
-GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(BUILD)/tests/gpu/gpu_engine.o $(if $(NVCC),$(patsubst %,$(CU)/%.o,$(wildcard tests/gpu/*.cu)))
+GPU_SUPPORT := $(BUILD)/tests/gpu/gpu.o $(BUILD)/tests/gpu/gpu_case.o $(BUILD)/tests/gpu/gpu_engine.o $(BUILD)/tests/gpu/gpu_rank.o $(if $(NVCC),$(patsubst %,$(CU)/%.o,$(wildcard tests/gpu/*.cu)))
 POISON := $(if $(NVCC),$(BUILD)/tests/fault/poison.so)
 KB    := $(call objects,$(wildcard tests/kernels/kb_*.c) tests/kernels/kernels_bench.c tests/support/random.c) \
          $(if $(NVCC),$(CU)/tests/gpu/fill_cuda.cu.o)

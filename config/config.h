@@ -70,6 +70,9 @@ enum {
     SIZE(mover_batch_bytes, "mover.batch_bytes", CONFIG_MIB(16), CONFIG_KIB(64), CONFIG_GIB(1), true,                  \
          "bytes that are handed to a device at once; more urgent work waits for one or two such batches.  Four times " \
          "that where only one tenant has clients, but for stores with checksums")                                      \
+    WORD(mover_exchange, "mover.exchange", "auto", "auto|on|off", true,                                                \
+         "two GPUs that load the same blocks for one tenant each load half and copy the rest from each other; auto = " \
+         "where the calibration shows a gain")                                                                         \
     PATH(mover_calibration, "mover.calibration", "/var/lib/kvstrided", true,                                           \
          "folder of the tables that kvstridectl calibrate makes")                                                      \
     INT(max_clients, "limits.max_clients", 256, 1, 65536, "connections", true,                                         \

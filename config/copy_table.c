@@ -61,6 +61,27 @@ void copy_table_put(const copy_table *t, json_writer *w)
         }
         json_end(w);
     }
+    json_begin_array(w, "peers");
+    for (uint32_t i = 0; i < t->n_peers; i++) {
+        json_begin_object(w, NULL);
+        json_put_hex(w, "uuid", t->peers[i].uuid, sizeof t->peers[i].uuid);
+        json_put_double(w, "gbs", round(t->peers[i].gbs * 1000) / 1000);
+        json_end(w);
+    }
+    json_end(w);
+}
+
+double copy_table_link(const copy_table *t)
+{
+    return t->n[0] > 0 ? t->rows[0][t->n[0] - 1].engine : 0;
+}
+
+double copy_table_peer(const copy_table *t, const uint8_t uuid[16])
+{
+    for (uint32_t i = 0; i < t->n_peers; i++)
+        if (memcmp(t->peers[i].uuid, uuid, sizeof t->peers[i].uuid) == 0)
+            return t->peers[i].gbs;
+    return 0;
 }
 
 /* ---- reading ---- */
@@ -169,6 +190,40 @@ static kvs_status want_rows(const json_node *root, int dir, copy_table *t, kvs_e
     return s;
 }
 
+static kvs_status want_peer(const json_node *object, copy_peer *ret, kvs_err *err)
+{
+    const json_node *n = NULL;
+    kvs_status s = json_type_of(object) == JSON_OBJECT ? want_uuid(object, ret->uuid, err)
+                                                       : kvs_fail(err, KVS_E_CONFIG, "peer: expected an object");
+
+    if (s == KVS_OK)
+        s = want(object, "gbs", JSON_NUMBER, &n, err);
+    if (s != KVS_OK)
+        return s;
+    ret->gbs = json_number(n);
+    if (!(ret->gbs >= 0 && ret->gbs <= MAX_GBS))
+        return kvs_fail(err, KVS_E_CONFIG, "gbs: %.17g is outside 0..%g", ret->gbs, MAX_GBS);
+    return KVS_OK;
+}
+
+/* A table that was made before there were exchanges has none. */
+static kvs_status want_peers(const json_node *root, copy_table *t, kvs_err *err)
+{
+    const json_node *list = NULL;
+    kvs_status s;
+
+    if (json_member(root, "peers") == NULL)
+        return KVS_OK;
+    s = want(root, "peers", JSON_ARRAY, &list, err);
+    if (s == KVS_OK && json_size(list) > COPY_TABLE_PEERS)
+        s = kvs_fail(err, KVS_E_CONFIG, "peers: %zu are more than %d", json_size(list), COPY_TABLE_PEERS);
+    if (s != KVS_OK)
+        return s;
+    for (const json_node *n = json_first(list); n != NULL && s == KVS_OK; n = json_next(n))
+        s = want_peer(n, &t->peers[t->n_peers++], err);
+    return s;
+}
+
 static kvs_status read_root(const json_node *root, copy_table *t, kvs_err *err)
 {
     int64_t format = 0, driver = 0;
@@ -188,7 +243,7 @@ static kvs_status read_root(const json_node *root, copy_table *t, kvs_err *err)
         s = want_text(root, "date", t->date, err);
     for (int d = 0; d < 2 && s == KVS_OK; d++)
         s = want_rows(root, d, t, err);
-    return s;
+    return s == KVS_OK ? want_peers(root, t, err) : s;
 }
 
 kvs_status copy_table_parse(const char *text, size_t len, copy_table *ret, kvs_err *err)

@@ -12,7 +12,7 @@
 #include "config/json.h"
 #include "proto/status.h"
 
-enum { COPY_TABLE_FORMAT = 1, COPY_TABLE_ROWS = 12, COPY_TABLE_NAME_BYTES = 64 };
+enum { COPY_TABLE_FORMAT = 1, COPY_TABLE_ROWS = 12, COPY_TABLE_PEERS = 16, COPY_TABLE_NAME_BYTES = 64 };
 
 /* Rates are GB/s; 0 in a "beside" column: not measured. */
 typedef struct copy_row {
@@ -24,13 +24,26 @@ typedef struct copy_row {
     uint32_t kernel_blocks; /* thread blocks of the kernel: the fewest that come close to its best */
 } copy_row;
 
+/* Another card of the host, and how fast this one copies whole blocks from its memory. */
+typedef struct copy_peer {
+    uint8_t uuid[16];
+    double gbs;
+} copy_peer;
+
 typedef struct copy_table {
     char card[COPY_TABLE_NAME_BYTES], date[COPY_TABLE_NAME_BYTES]; /* date: as YYYY-MM-DD */
     uint8_t uuid[16];
     uint32_t driver_version;
     uint32_t n[2]; /* rows to load and to store, the shortest pieces first */
     copy_row rows[2][COPY_TABLE_ROWS];
+    uint32_t n_peers;
+    copy_peer peers[COPY_TABLE_PEERS];
 } copy_table;
+
+/* GB/s of whole blocks from the host by the engines; 0: not measured. */
+double copy_table_link(const copy_table *t);
+/* GB/s from the card with that UUID; 0: not measured. */
+double copy_table_peer(const copy_table *t, const uint8_t uuid[16]);
 
 /* All members of the table, into the object that is open. */
 void copy_table_put(const copy_table *t, json_writer *w);

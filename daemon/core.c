@@ -378,6 +378,44 @@ static void set_mover(const core *c, const core_device *d, int dir)
     mover_set(dir == 0 ? d->load : d->store, &s);
 }
 
+static exchange_end end_of(const core *c, uint32_t i)
+{
+    return (exchange_end){&c->devices[i].calibration, &c->devices[i].about};
+}
+
+/* Which devices may load the same blocks together. */
+static void set_exchanges(core *c)
+{
+    for (uint32_t i = 0; i < c->n_devices; i++) {
+        c->may_exchange[i] = false;
+        for (uint32_t j = 0; j < c->n_devices; j++) {
+            if (i == j)
+                continue;
+            exchange_decide(&c->exchanges[i][j], c->config, end_of(c, i), end_of(c, j), c->reach[i][j]);
+            c->may_exchange[i] = c->may_exchange[i] || c->exchanges[i][j].on;
+        }
+    }
+}
+
+/* Both ways or not at all. */
+static exchange_reach introduce(device *a, device *b)
+{
+    bool reach = a->ops->reaches && a->ops->reaches(a, b) && b->ops->reaches && b->ops->reaches(b, a);
+
+    return reach ? EXCHANGE_REACH : EXCHANGE_OUT_OF_REACH;
+}
+
+/* Before any memory is made. */
+static void introduce_devices(core *c)
+{
+    for (uint32_t i = 0; i < c->n_devices; i++)
+        calibration_read(&c->devices[i].calibration, c->config, c->devices[i].dev);
+    for (uint32_t i = 0; i < c->n_devices; i++)
+        for (uint32_t j = i + 1; j < c->n_devices; j++)
+            if (exchange_is_wanted(c->config, end_of(c, i), end_of(c, j)))
+                c->reach[i][j] = c->reach[j][i] = introduce(c->devices[i].dev, c->devices[j].dev);
+}
+
 static void set_movers(core *c)
 {
     for (uint32_t i = 0; i < c->n_devices; i++) {
@@ -385,6 +423,16 @@ static void set_movers(core *c)
         set_mover(c, &c->devices[i], 0);
         set_mover(c, &c->devices[i], 1);
     }
+    set_exchanges(c);
+}
+
+static void log_exchanges(const core *c)
+{
+    for (uint32_t i = 0; i < c->n_devices; i++)
+        for (uint32_t j = i + 1; j < c->n_devices; j++)
+            log_event(LOG_LEVEL_INFO, "exchange", " devices=%s,%s on=%d gbs=%.1f,%.1f reason=\"%s\"",
+                      c->devices[i].name, c->devices[j].name, c->exchanges[i][j].on, c->exchanges[i][j].gbs,
+                      c->exchanges[j][i].gbs, c->exchanges[i][j].why);
 }
 
 static void log_calibration(const core *c)
@@ -447,6 +495,7 @@ void core_configured(core *c)
     limit_tenants(c);
     set_movers(c);
     log_calibration(c);
+    log_exchanges(c);
     empty_gone_tenants(c);
     c->step_due = true; /* somebody may be above a quota now */
     c->resize_due = true;
@@ -499,6 +548,7 @@ static kvs_status take_devices(core *c, device *const *devs, uint32_t n, kvs_err
         (void)snprintf(d->name, sizeof(d->name), n > 1 ? "%.12s%u" : "%.12s", devs[i]->ops->name, i);
     }
     c->n_devices = n;
+    introduce_devices(c);
     c->numa_node = node_of_pool(c);
     c->node_is_asked_for = c->config->pool_numa_node >= 0;
     return KVS_OK;
@@ -520,7 +570,7 @@ kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, ui
     c->config = cfg;
     c->sink = sink;
     c->now_us = c->start_us = now_us;
-    c->lease_due_us = UINT64_MAX;
+    c->lease_due_us = c->held_due_us = UINT64_MAX;
     c->next_region = 1;
     c->next_conn_id = 1;
     s = check_node(cfg, err);
@@ -542,6 +592,7 @@ kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, ui
     limit_tenants(c);
     set_movers(c);
     log_calibration(c);
+    log_exchanges(c);
     c->step_due = pool_adopted(c->pool)->adopted; /* what came back may be above a quota that was lowered meanwhile */
     grow_next(c);
     *ret = c;
@@ -672,7 +723,7 @@ uint64_t core_next_due(const core *c)
         return c->now_us;
     if (c->n_due > 0 && c->due[0]->deadline_us < due)
         due = c->due[0]->deadline_us;
-    return due;
+    return c->held_due_us < due ? c->held_due_us : due;
 }
 
 uint64_t core_tick(core *c, uint64_t now_us)
@@ -680,6 +731,8 @@ uint64_t core_tick(core *c, uint64_t now_us)
     c->now_us = now_us;
     while (c->n_due > 0 && c->due[0]->deadline_us <= now_us)
         run_overdue(c->due[0]);
+    if (c->held_due_us <= now_us)
+        load_twin_tick(c);
     if (c->lease_due_us <= now_us)
         c->lease_due_us = directory_expire(c->dir, now_us);
     if (c->step_due)
@@ -712,6 +765,7 @@ static void add_moved(mover_stats *to, const mover_stats *s)
     to->blocks += s->blocks;
     to->bytes += s->bytes;
     to->kernel_bytes += s->kernel_bytes;
+    to->exchange_failed += s->exchange_failed;
     to->busy_us += s->busy_us;
     to->failed += s->failed;
     to->queued += s->queued;

@@ -19,6 +19,7 @@
 #include "daemon/calibration.h"
 #include "daemon/decoder.h"
 #include "daemon/directory.h"
+#include "daemon/exchange.h"
 #include "daemon/metrics.h"
 #include "daemon/mover.h"
 #include "daemon/pinner.h"
@@ -249,6 +250,11 @@ struct core {
     request **due;         /* heap by deadline */
     size_t n_due, cap_due;
     uint64_t lease_due_us;
+    exchange_reach reach[WIRE_MAX_DEVICES][WIRE_MAX_DEVICES];
+    exchange exchanges[WIRE_MAX_DEVICES][WIRE_MAX_DEVICES]; /* [i][i] is none */
+    bool may_exchange[WIRE_MAX_DEVICES];                    /* with any other */
+    struct load *lone, *held;                               /* load_twin.c */
+    uint64_t held_due_us;                                   /* to look at those that are held */
     pinner_task grow;
     core_piece growing, *pieces; /* registered */
     int32_t numa_node;           /* that new pieces come from; KVS_NODE_ANY */
@@ -280,6 +286,8 @@ void core_present(core *c, uint32_t by); /* one more tenant has clients now, or 
 kvs_status core_due_add(core *c, request *r);
 void core_due_remove(core *c, request *r);
 uint32_t core_max_keys(const core *c);
+
+void load_twin_tick(core *c); /* LOADs that are held back for their twins */
 
 /* ---- op handlers, by file ---- */
 /* clang-format off */

@@ -273,7 +273,7 @@ static uint64_t path_busy(const mover_path_stats *p)
 
 static void put_paths(const walk *w, const metrics_snapshot *s, path_number *of, metric_value (*unit)(uint64_t))
 {
-    static const char *const PATHS[MOVER_PATHS] = {"daemon_region", "engine_blocks", "engine_pages"};
+    static const char *const PATHS[MOVER_PATHS] = {"daemon_region", "engine_blocks", "engine_pages", "exchange"};
 
     for (uint32_t i = 0; i < s->n_devices; i++)
         for (uint32_t d = 0; d < 2; d++)

@@ -1,71 +1,23 @@
-#include "daemon/mover.h"
+#include "daemon/mover_impl.h"
 
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdlib.h>
 
 #include "daemon/beat.h"
-#include "daemon/route.h"
-#include "daemon/sums.h"
 #include "daemon/thread.h"
-#include "daemon/worker.h"
 #include "proto/cpus.h"
 
 enum {
     ENGINE_COPIES = 256, /* of a batch */
-    KERNEL_COPIES = 1024,
     SHARED_BLOCKS = 2,
-    SUM_THREADS = 16,  /* 4 to 8 GB/s each, from memory; a link has 55, and copies go on beside them */
-    FULL_BATCHES = 16, /* of a job, from which on its batches are no shorter for being its first ones */
+    SUM_THREADS = 16, /* 4 to 8 GB/s each, from memory; a link has 55, and copies go on beside them */
 };
-/* Where batches are queued ahead, a job begins and ends with small ones: the first is on its way at once, and not much is
- * left to do when the last has landed. */
-#define FIRST_BYTES (UINT64_C(4) << 20)
 #define LAST_BYTES  (UINT64_C(8) << 20) /* some 150 us, enough to have the loop awake in time */
 #define PART_BYTES  (UINT64_C(8) << 20) /* that are looked up before the first of them are on their way */
 #define LAST_SUMMED (UINT64_C(2) << 20)
 
-struct mover {
-    worker *worker;
-    work_sink sink;
-    pthread_mutex_t lock; /* set */
-    mover_settings set;
-    mover_settings now; /* the thread's: for the turn at hand */
-    route route;
-    uint64_t landed_us; /* the latest batch */
-    device *dev;
-    device_queue *queue;
-    device_dir dir;
-    uint32_t depth; /* batches that are kept queued */
-    sums *sums;     /* NULL: the device is no faster than one thread's sums */
-    bool early;     /* jobs begin before all of their items are there */
-    _Atomic bool alone;
-    bool lost; /* the thread's: the device has said so once */
-    _Atomic uint64_t blocks, bytes, kernel_bytes;
-    struct {
-        _Atomic uint64_t blocks, bytes, busy_us;
-    } path[MOVER_PATHS];
-    device_copy copies[KERNEL_COPIES];
-};
-
-typedef struct run {
-    mover *m;
-    mover_job *j;
-    uint32_t n_items; /* of the job, so far */
-    bool open;        /* more may come */
-    mover_place at;
-    size_t n;        /* copies in this batch */
-    size_t n_before; /* of these, before the item at hand */
-    uint64_t bytes;  /* of this batch */
-    uint64_t limit;  /* of bytes */
-    size_t n_limit;  /* of copies */
-    uint64_t turn_bytes;
-    uint32_t most;    /* blocks that it may touch */
-    uint64_t n_whole; /* blocks copied whole so far */
-} run;
-
 /* What is there of the job now. */
-static void look(run *r)
+static void look(mover_run *r)
 {
     r->open = atomic_load_explicit(&r->j->open, memory_order_acquire); /* first: then the number is the last one */
     r->n_items = atomic_load_explicit(&r->j->n_ready, memory_order_acquire);
@@ -86,9 +38,7 @@ static uint64_t piece_offset(const region_map *map, uint32_t plane)
     return map->cross_layer ? 0 : map->planes[plane].block_offset;
 }
 
-/* Queue `bytes` more, as part of the last copy where both sides go on from it.  As part of another block's only if that is
- * of the same run: else the two may lie in two pieces of the arena, and a driver refuses a copy across two registrations. */
-static bool add_copy(run *r, uint8_t *host, uint8_t *dev, uint64_t bytes)
+bool mover_add_copy(mover_run *r, uint8_t *host, uint8_t *dev, uint64_t bytes)
 {
     bool load = r->m->dir == DEVICE_LOAD;
     device_copy c = {load ? dev : host, load ? host : dev, bytes};
@@ -105,13 +55,13 @@ static bool add_copy(run *r, uint8_t *host, uint8_t *dev, uint64_t bytes)
     return true;
 }
 
-static void next_item(run *r)
+void mover_next_item(mover_run *r)
 {
     r->at = (mover_place){.item = r->at.item + 1};
 }
 
 /* The rest of the item's pages, as far as they fit.  Returns true if all of them did. */
-static bool fill_item(run *r, const mover_item *it)
+static bool fill_item(mover_run *r, const mover_item *it)
 {
     const region_map *map = r->j->map;
 
@@ -122,7 +72,7 @@ static bool fill_item(run *r, const mover_item *it)
         uint8_t *host = it->host + piece_offset(map, r->at.plane) + r->at.offset;
         uint8_t *dev = p->base + (uint64_t)it->slot * p->stride + r->at.offset;
 
-        if (n > 0 && !add_copy(r, host, dev, n))
+        if (n > 0 && !mover_add_copy(r, host, dev, n))
             return false;
         r->at.offset += n;
         if (n < left)
@@ -131,7 +81,7 @@ static bool fill_item(run *r, const mover_item *it)
     return true;
 }
 
-static bool verified(run *r, mover_item *it)
+static bool verified(mover_run *r, mover_item *it)
 {
     uint64_t sum;
     kvs_err err;
@@ -148,18 +98,16 @@ static bool verified(run *r, mover_item *it)
 }
 
 /* With the block before it: whole blocks only, for two planes may lie in two allocations. */
-static bool may_join(const run *r, const mover_item *it)
+static bool may_join(const mover_run *r, const mover_item *it)
 {
     return it->run != 0 && r->j->map->cross_layer && r->at.item > 0 && it[-1].run == it->run;
 }
 
 /* Collect the next batch.  Items that failed in an earlier one are left out. */
-static void fill(run *r)
+static void fill(mover_run *r)
 {
     uint32_t n_items = 0;
 
-    r->n = 0;
-    r->bytes = 0;
     for (; r->at.item < r->n_items && r->bytes < r->limit && n_items < r->most; n_items++) {
         mover_item *it = &r->j->items[r->at.item];
         bool fresh = r->at.plane == 0 && r->at.offset == 0;
@@ -170,7 +118,7 @@ static void fill(run *r)
         r->n_before = may_join(r, it) ? 0 : r->n;
         if (it->status == KVS_E_CANCELLED && (!fresh || verified(r, it)) && !fill_item(r, it))
             return;
-        next_item(r);
+        mover_next_item(r);
     }
 }
 
@@ -180,7 +128,7 @@ static uint64_t nominal_piece(const region_map *map)
 }
 
 /* At most.  What is summed while it comes in may not come in large lumps. */
-static uint64_t full_batch(const run *r, bool summed)
+static uint64_t full_batch(const mover_run *r, bool summed)
 {
     bool alone = atomic_load_explicit(&r->m->alone, memory_order_relaxed);
 
@@ -188,13 +136,13 @@ static uint64_t full_batch(const run *r, bool summed)
 }
 
 /* Bytes of the next batch. */
-static uint64_t size_batch(const run *r)
+static uint64_t size_batch(const mover_run *r)
 {
     const mover_job *j = r->j;
     bool summed = r->m->sums != NULL && j->checksum;
     uint64_t full = full_batch(r, summed), all = (r->open ? j->n_most : r->n_items) * j->map->slot_bytes;
     uint64_t left = all - j->queued_bytes, last = summed && all > LAST_BYTES ? LAST_SUMMED : LAST_BYTES;
-    uint64_t first = j->n_batches < FULL_BATCHES ? FIRST_BYTES << j->n_batches : full;
+    uint64_t first = j->n_batches < MOVER_FULL_BATCHES ? MOVER_FIRST_BYTES << j->n_batches : full;
     uint64_t most = first < full ? first : full;
 
     if (r->m->depth == 1)
@@ -206,17 +154,25 @@ static uint64_t size_batch(const run *r)
     return left > last ? left : last < most ? last : most;
 }
 
-static void submit(run *r)
+mover_batch *mover_begin_batch(mover_run *r)
 {
     mover *m = r->m;
-    mover_batch *b = &r->j->flying[r->j->n_flying++];
+    mover_batch *b = &r->j->flying[r->j->n_flying];
     uint64_t now = thread_now_us();
     device_how how = route_choose(&m->route, &m->now.rules, nominal_piece(r->j->map), now);
 
     *b = (mover_batch){.from = r->at, .how = how, .queued_us = now};
-    r->limit = size_batch(r);
-    r->n_limit = how.means == DEVICE_BY_KERNEL ? KERNEL_COPIES : ENGINE_COPIES;
-    fill(r);
+    r->n_limit = how.means == DEVICE_BY_KERNEL ? MOVER_KERNEL_COPIES : ENGINE_COPIES;
+    r->n = 0;
+    r->bytes = 0;
+    return b;
+}
+
+void mover_send_batch(mover_run *r, mover_batch *b)
+{
+    mover *m = r->m;
+
+    r->j->n_flying++;
     b->to = r->at;
     b->bytes = r->bytes;
     r->j->queued_bytes += r->bytes;
@@ -224,13 +180,21 @@ static void submit(run *r)
     if (r->n == 0)
         return;
     beat_mark(BEAT_IN_CALL);
-    b->status = m->dev->ops->copy(m->queue, m->copies, r->n, how, &b->mark, &b->err);
+    b->status = m->dev->ops->copy(m->queue, m->copies, r->n, b->how, &b->mark, &b->err);
     beat_mark(BEAT_RUNNING);
     b->queued = b->status == KVS_OK;
 }
 
-/* What the batch did for one of its items; whole: its last byte was in there.  True: it is all there. */
-static bool settle_item(mover_item *it, bool whole, kvs_status s)
+static void submit(mover_run *r)
+{
+    mover_batch *b = mover_begin_batch(r);
+
+    r->limit = size_batch(r);
+    fill(r);
+    mover_send_batch(r, b);
+}
+
+bool mover_settle_item(mover_item *it, bool whole, kvs_status s)
 {
     if (it->status != KVS_E_CANCELLED)
         return false;        /* left out: corrupt, or failed before */
@@ -242,7 +206,7 @@ static bool settle_item(mover_item *it, bool whole, kvs_status s)
 
 /* The first `bytes` of a block are there.  Its sum is taken over what the arena holds, not over the device's side: a client
  * may write there meanwhile. */
-static void sum_item(run *r, mover_item *it, uint64_t bytes)
+static void sum_item(mover_run *r, mover_item *it, uint64_t bytes)
 {
     mover_job *j = r->j;
     bool whole = bytes == j->map->slot_bytes;
@@ -260,14 +224,14 @@ static void sum_item(run *r, mover_item *it, uint64_t bytes)
         j->open_sum = MOVER_NO_SUM;
 }
 
-static void drop_open_sum(run *r)
+static void drop_open_sum(mover_run *r)
 {
     if (r->j->open_sum != MOVER_NO_SUM)
         sums_forget(r->m->sums, r->j->open_sum);
     r->j->open_sum = MOVER_NO_SUM;
 }
 
-static void finish_item(run *r, mover_item *it)
+void mover_finish_item(mover_run *r, mover_item *it)
 {
     mover *m = r->m;
 
@@ -279,24 +243,28 @@ static void finish_item(run *r, mover_item *it)
 }
 
 /* A batch is over. */
-static void settle(run *r, const mover_batch *b)
+static void settle(mover_run *r, const mover_batch *b)
 {
     mover_job *j = r->j;
 
+    if (j->twin != NULL) {
+        mover_settle_shared(r, b);
+        return;
+    }
     if (b->status != KVS_OK)
         drop_open_sum(r);
     for (uint32_t i = b->from.item; i < b->to.item; i++)
-        if (settle_item(&j->items[i], true, b->status))
-            finish_item(r, &j->items[i]);
+        if (mover_settle_item(&j->items[i], true, b->status))
+            mover_finish_item(r, &j->items[i]);
     if (b->to.item >= r->n_items || (b->to.plane == 0 && b->to.offset == 0))
         return;
-    (void)settle_item(&j->items[b->to.item], false, b->status);
+    (void)mover_settle_item(&j->items[b->to.item], false, b->status);
     if (j->items[b->to.item].status == KVS_E_CANCELLED && j->map->cross_layer)
         sum_item(r, &j->items[b->to.item], b->to.offset);
 }
 
 /* True: the job ends by that. */
-static bool fail_all(run *r, const kvs_err *err)
+static bool fail_all(mover_run *r, const kvs_err *err)
 {
     r->m->lost = true;
     for (uint32_t i = 0; i < r->n_items; i++)
@@ -305,11 +273,23 @@ static bool fail_all(run *r, const kvs_err *err)
     return !r->open;
 }
 
-/* Is there more to queue, and room for it? */
-static bool may_submit(const run *r, uint32_t depth)
+/* Nothing of it is left to be queued. */
+static bool all_queued(const mover_run *r)
 {
-    return r->at.item < r->n_items && r->j->n_flying < depth &&
-           !atomic_load_explicit(&r->j->job.stop, memory_order_relaxed);
+    return r->j->twin != NULL ? twin_missing(r->j->twin, r->j->side) == 0 : r->at.item >= r->n_items;
+}
+
+/* Queue the next batch, if there is one and room for it. */
+static bool submit_next(mover_run *r, uint32_t depth)
+{
+    if (all_queued(r) || atomic_load_explicit(&r->j->job.stop, memory_order_relaxed))
+        return false;
+    if (r->j->twin != NULL)
+        return mover_submit_shared(r, depth);
+    if (r->j->n_flying >= depth)
+        return false;
+    submit(r);
+    return true;
 }
 
 /* How a kernel did: it began when it was queued, or when the batch before it had ended. */
@@ -322,14 +302,14 @@ static void judge(mover *m, const mover_batch *b, uint64_t piece)
 }
 
 /* The loop may as well be awake when what is left is short. */
-static void announce_end(run *r)
+static void announce_end(mover_run *r)
 {
     mover_job *j = r->j;
     uint64_t flying = 0;
 
     for (uint32_t i = 0; i < j->n_flying; i++)
         flying += j->flying[i].bytes;
-    if (j->announced || r->open || r->at.item < r->n_items || flying > LAST_BYTES || r->m->depth == 1)
+    if (j->announced || r->open || !all_queued(r) || flying > LAST_BYTES || r->m->depth == 1)
         return;
     j->announced = true;
     if (r->m->sink.soon != NULL)
@@ -337,7 +317,7 @@ static void announce_end(run *r)
 }
 
 /* The oldest batch leaves the device. */
-static mover_batch land(run *r)
+static mover_batch land(mover_run *r)
 {
     mover_job *j = r->j;
     mover_batch b = j->flying[0];
@@ -356,14 +336,14 @@ static mover_batch land(run *r)
 }
 
 /* Nothing flies.  True: nothing will. */
-static bool has_ended(const run *r)
+static bool has_ended(const mover_run *r)
 {
     job *j = &r->j->job;
     kvs_err err;
 
     if (r->open)
         return false;
-    if (r->at.item >= r->n_items)
+    if (all_queued(r))
         return true;
     if (!atomic_load_explicit(&j->stop, memory_order_relaxed))
         return false;
@@ -372,32 +352,41 @@ static bool has_ended(const run *r)
     return true;
 }
 
-/* The job at hand is queued to its end: so that the device goes on, the next one may use what is left of the depth. */
+/* The job at hand has nothing more for the link, or not now: so that the device goes on, the next one may use what is left of
+ * the depth. */
 static void queue_next(mover *m, uint32_t flying, uint32_t depth)
 {
     mover_job *j = flying < depth ? (mover_job *)(void *)worker_next(m->worker) : NULL;
-    run r = {.m = m, .j = j, .most = UINT32_MAX};
+    mover_run r = {.m = m, .j = j, .most = UINT32_MAX};
 
     if (j == NULL)
         return;
     look(&r);
     if (j->n_batches == 0)
-        j->n_batches = FULL_BATCHES; /* nothing waits for its first bytes */
+        j->n_batches = MOVER_FULL_BATCHES; /* nothing waits for its first bytes */
     r.at = j->at;
-    while (flying + j->n_flying < depth && may_submit(&r, depth) && !j->items[r.at.item].verify) /* that takes long */
-        submit(&r);
+    while (!all_queued(&r) && (j->twin != NULL || !j->items[r.at.item].verify) && submit_next(&r, depth - flying))
+        ; /* to verify takes long */
     j->at = r.at;
 }
 
+/* It has queued what it can; is there still a turn to come? */
+static bool leaves_link(const mover_run *r)
+{
+    if (r->j->twin != NULL)
+        return r->j->n_flying > 0 || !all_queued(r);
+    return !r->open && all_queued(r) && r->j->n_flying > 0;
+}
+
 /* One batch lands, with others behind it so that the device goes on.  True: that was the last of the job. */
-static bool run_batch(run *r, uint32_t depth)
+static bool run_batch(mover_run *r, uint32_t depth)
 {
     mover_batch b;
 
-    while (may_submit(r, depth))
-        submit(r);
-    if (!r->open && r->at.item >= r->n_items && r->j->n_flying > 0)
-        queue_next(r->m, r->j->n_flying, depth);
+    while (submit_next(r, depth))
+        ;
+    if (leaves_link(r))
+        queue_next(r->m, mover_own_flying(r->j), depth);
     if (r->j->n_flying > 0) {
         announce_end(r);
         b = land(r);
@@ -405,27 +394,34 @@ static bool run_batch(run *r, uint32_t depth)
         r->turn_bytes = b.bytes;
         if (b.status == KVS_E_DEVICE_LOST)
             return fail_all(r, &b.err);
-        if (b.status != KVS_OK)
+        if (b.status != KVS_OK && !b.pulled) /* else it is made good from the host */
             job_note(&r->j->job, KVS_E_DEVICE, &b.err);
         settle(r, &b);
     }
     return r->j->n_flying == 0 && has_ended(r);
 }
 
-static void count_path(run *r, uint64_t busy_us)
+static void add_path(mover_run *r, enum mover_path p, uint64_t n_blocks, uint64_t busy_us)
 {
-    const mover_job *j = r->j;
-    enum mover_path p = MOVER_DAEMON_REGION;
-
-    if (j->imported)
-        p = j->map->cross_layer ? MOVER_ENGINE_BLOCKS : MOVER_ENGINE_PAGES;
-    (void)atomic_fetch_add_explicit(&r->m->path[p].blocks, r->n_whole, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&r->m->path[p].bytes, r->n_whole * j->map->slot_bytes, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&r->m->path[p].blocks, n_blocks, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&r->m->path[p].bytes, n_blocks * r->j->map->slot_bytes, memory_order_relaxed);
     (void)atomic_fetch_add_explicit(&r->m->path[p].busy_us, busy_us, memory_order_relaxed);
 }
 
+static void count_path(mover_run *r, uint64_t busy_us)
+{
+    const mover_job *j = r->j;
+    enum mover_path p = MOVER_DAEMON_REGION;
+    uint64_t pulling_us = r->n_pulled > 0 ? busy_us * r->n_pulled / r->n_whole : 0;
+
+    if (j->imported)
+        p = j->map->cross_layer ? MOVER_ENGINE_BLOCKS : MOVER_ENGINE_PAGES;
+    add_path(r, p, r->n_whole - r->n_pulled, busy_us - pulling_us);
+    add_path(r, MOVER_EXCHANGE, r->n_pulled, pulling_us);
+}
+
 /* The device was lost in an earlier turn. */
-static bool lose(run *r)
+static bool lose(mover_run *r)
 {
     kvs_err err;
 
@@ -435,7 +431,7 @@ static bool lose(run *r)
 
 /* A job has ended: nobody may read or write what is its submitter's again.  A block that a stop has cut, or a lost device, is
  * not summed further; those that are whole are, whatever has become of the others. */
-static void finish_sums(run *r)
+static void finish_sums(mover_run *r)
 {
     drop_open_sum(r);
     if (r->m->sums != NULL)
@@ -446,7 +442,7 @@ static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
 {
     mover *m = ud;
     mover_job *x = (mover_job *)(void *)j;
-    run r = {.m = m, .j = x, .at = x->at, .most = shared ? SHARED_BLOCKS : UINT32_MAX};
+    mover_run r = {.m = m, .j = x, .at = x->at, .most = shared ? SHARED_BLOCKS : UINT32_MAX};
     uint64_t began = thread_now_us();
     bool ended;
 
@@ -460,6 +456,8 @@ static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
     count_path(&r, thread_now_us() - began);
     x->at = r.at;
     *ret_bytes = r.turn_bytes;
+    if (ended && x->twin != NULL)
+        mover_end_shared(x);
     return ended;
 }
 
@@ -543,6 +541,7 @@ static void reset(const mover *m, mover_job *j, bool open)
     j->queued_bytes = 0;
     j->n_batches = 0;
     j->announced = j->held_back = false;
+    j->hopes_since_us = 0;
     j->at = (mover_place){0};
     add_items(m, j, 0);
     atomic_store_explicit(&j->open, open, memory_order_relaxed);
@@ -632,6 +631,7 @@ void mover_get_stats(const mover *m, mover_stats *ret)
                          .blocks = atomic_load_explicit(&m->blocks, memory_order_relaxed),
                          .bytes = atomic_load_explicit(&m->bytes, memory_order_relaxed),
                          .kernel_bytes = atomic_load_explicit(&m->kernel_bytes, memory_order_relaxed),
+                         .exchange_failed = atomic_load_explicit(&m->exchange_failed, memory_order_relaxed),
                          .busy_us = w.busy_us,
                          .failed = w.failed,
                          .queued = w.queued,

@@ -12,6 +12,8 @@
  * device in bounded batches (settings; at most 256 copies by engine, 1,024 by kernel), adjacent pages of a block merged.  job.stop is
  * looked at before each batch; a block that is cut there is E_CANCELLED.  A batch that fails costs the items
  * that had bytes in it; a lost device costs every item, and every later job without another device call.
+ * A load with a twin (twin.h) takes its blocks in the order that the two of them make, whole ones; those that come from the
+ * twin's device go in batches of their own, beside the others.  A failed one of these costs nothing: its blocks come from the host.
  * A job may begin while the loop still looks up its later items: begin, add ..., complete.  It ends after complete.
  * While the last batches of a job are on their way the first ones of the next are queued behind them, within the same
  * depth, if no other tenant has ready jobs: many jobs in a row keep the link as busy as one. */
@@ -21,12 +23,14 @@
 #include "daemon/job.h"
 #include "daemon/route.h"
 #include "daemon/region_map.h"
+#include "daemon/twin.h"
 #include "kernels/device.h"
 
 typedef struct mover mover;
 
 /* 16 MiB reach 0.990 of the link, 64 MiB 0.997; more urgent work waits for the batches that the device has. */
 enum { MOVER_MAX_DEPTH = 4, MOVER_BATCH_BYTES = 16 << 20, MOVER_ALONE = 4 /* times the size, where there is none */ };
+enum { MOVER_MAX_PULLS = 2, MOVER_MAX_FLYING = MOVER_MAX_DEPTH + MOVER_MAX_PULLS }; /* pulls: batches from a twin */
 #define MOVER_NO_SUM UINT32_MAX
 
 typedef struct mover_item {
@@ -47,7 +51,7 @@ typedef struct mover_batch { /* that the device has, or has refused */
     mover_place from, to;
     uint64_t mark, bytes, queued_us;
     device_how how;
-    bool queued;
+    bool queued, pulled; /* pulled: from the twin */
     kvs_status status;
     kvs_err err;
 } mover_batch;
@@ -63,10 +67,14 @@ typedef struct mover_job {
     _Atomic bool open;        /* there may be more */
     uint32_t n_most;          /* of items, while it is open */
     bool held_back;           /* until complete */
+    twin *twin;               /* load: or NULL; then the map is cross-layer and nothing is to be verified */
+    unsigned side;            /* of it */
+    uint32_t *order; /* with a twin: [2 * n_items], the mover's: items as they were taken; places are in there then */
     /* The mover's: where the job stands, and its batches on the device, the oldest first. */
     mover_place at;
-    mover_batch flying[MOVER_MAX_DEPTH];
+    mover_batch flying[MOVER_MAX_FLYING];
     uint32_t n_flying;
+    uint64_t hopes_since_us; /* that the twin lands what is missing; 0: it does not */
     uint64_t queued_bytes;
     uint32_t n_batches; /* that were queued */
     bool announced;     /* that it is about to end */
@@ -78,6 +86,7 @@ enum mover_path {
     MOVER_DAEMON_REGION, /* whole blocks in a region of the daemon */
     MOVER_ENGINE_BLOCKS, /* whole blocks in an engine's memory */
     MOVER_ENGINE_PAGES,  /* a piece for each plane, there */
+    MOVER_EXCHANGE,      /* whole blocks that came from a twin's device, wherever they lie */
     MOVER_PATHS,
 };
 
@@ -88,7 +97,8 @@ typedef struct mover_path_stats {
 typedef struct mover_stats {                               /* read from any thread, each value by itself */
     uint64_t jobs, blocks, bytes, busy_us, failed, queued; /* as worker_stats; blocks and bytes: copied whole */
     uint64_t kernel_bytes;                                 /* of batches that a kernel has copied */
-    uint64_t oldest_us; /* age of the job that is being waited for by the device; 0 if idle */
+    uint64_t exchange_failed; /* batches from a twin; their blocks came from the host after all */
+    uint64_t oldest_us;       /* age of the job that is being waited for by the device; 0 if idle */
     mover_path_stats path[MOVER_PATHS];
 } mover_stats;
 

@@ -1,4 +1,4 @@
-#include "daemon/core.h"
+#include "daemon/load.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -10,32 +10,6 @@
  * Each item goes one of three ways: refused on its own (status), answered from the device (the key is
  * attached to a slot of that region: a hold, no copy), or copied.  Copied ones are items of one mover job;
  * `of` leads back to the item. */
-
-typedef struct load_item {
-    kvs_status status;
-    uint32_t slot, gen, flags;
-    bool any;       /* the client named no slot */
-    bool chosen;    /* the daemon took the slot: it becomes shared */
-    bool found;     /* on the device already, and held since admission */
-    bool copies;    /* part of the job */
-    pool_slot host; /* held, if has_host */
-    bool has_host;
-} load_item;
-
-typedef struct load {
-    mover_job job; /* first */
-    request *request;
-    region_seat *seat; /* until it is settled: then it may be closed while the job is on its way back */
-    mover *mover;      /* of the region's device */
-    uint32_t ns, n;
-    bool by_lease;
-    uint8_t *keys; /* [n][32], own copy */
-    load_item *items;
-    kvs_status *held; /* [n], while it is admitted: of the holds, and their slots */
-    pool_slot *host;
-    uint32_t *of; /* [job.n_items] */
-    bool settled, suspect;
-} load;
 
 static const uint8_t *key_of(const load *l, uint32_t i)
 {
@@ -150,6 +124,7 @@ static bool load_stop(request *r, bool running)
     load *l = r->ext;
     bool dropped = job_drop(&l->job.job);
 
+    load_twin_stop(l, dropped);
     if (dropped) {
         drop_found(l, KVS_E_CANCELLED);
         settle(l, false);
@@ -201,9 +176,8 @@ static void load_overdue(request *r, bool untouched)
 
 static const request_ops load_ops = {load_stop, load_overdue};
 
-static void load_done(work *w)
+void load_finish(load *l)
 {
-    load *l = (load *)(void *)w;
     request *r = l->request;
     core *c = r->peer->core;
     job *j = &l->job.job;
@@ -226,6 +200,11 @@ static void load_done(work *w)
     }
     request_end(r);
     core_rest(c);
+}
+
+static void load_done(work *w)
+{
+    load_twin_back((load *)(void *)w);
 }
 
 /* ---- admission ---- */
@@ -396,6 +375,7 @@ static kvs_status make_load(request *r, const wire_load_req *q, region_seat *sea
         return kvs_fail(err, KVS_E_NO_MEMORY, "load: out of memory");
     l->request = r;
     l->seat = seat;
+    l->device = seat->region->device;
     l->mover = core_device_of(r->peer->core, seat->region)->load;
     l->ns = q->ns;
     l->n = q->n;
@@ -430,7 +410,7 @@ static void admit_end(load *l)
     l->job.job.signal_by_worker = all; /* else the loop adds the error word */
 }
 
-/* The first blocks are on their way while we look at the others. */
+/* The first blocks are on their way while we look at the others; but who may have a twin must know them all. */
 static void admit(load *l, const wire_load_req *q)
 {
     job_init(&l->job.job, load_done);
@@ -438,6 +418,13 @@ static void admit(load *l, const wire_load_req *q)
     l->job.map = l->seat->region->map;
     l->job.imported = l->seat->region->imported;
     l->seat->users++;
+    if (load_twin_is_likely(l)) {
+        admit_some(l, 0, l->n);
+        admit_end(l);
+        load_twin_find(l);
+        mover_submit(l->mover, &l->job);
+        return;
+    }
     mover_begin(l->mover, &l->job, l->n);
     for (uint32_t at = 0, n; at < l->n; at += n) {
         n = mover_part(&l->job, l->n - at);

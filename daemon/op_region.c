@@ -245,7 +245,7 @@ static kvs_status join_region(request *r, region *g, const making *m, kvs_err *e
 static kvs_status finish_making(making *m, kvs_err *err)
 {
     request *r = m->request;
-    region *g = m->region, *twin = NULL;
+    region *g = m->region, *other = NULL;
     kvs_status s = m->status;
 
     if (s != KVS_OK) {
@@ -253,10 +253,10 @@ static kvs_status finish_making(making *m, kvs_err *err)
         return s;
     }
     if (m->kind == MAKING_REOFFER)
-        twin = find_token(r->peer->core, r->peer->tenant, g->token);
-    if (twin) { /* another connection re-offered it meanwhile */
-        s = check_same(twin, g->ns, g->kind, g->n_slots, m->bytes, err);
-        return s == KVS_OK ? join_region(r, twin, m, err) : s;
+        other = find_token(r->peer->core, r->peer->tenant, g->token);
+    if (other) { /* another connection re-offered it meanwhile */
+        s = check_same(other, g->ns, g->kind, g->n_slots, m->bytes, err);
+        return s == KVS_OK ? join_region(r, other, m, err) : s;
     }
     s = make_map(m, err);
     if (s != KVS_OK)

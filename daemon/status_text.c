@@ -112,6 +112,8 @@ static void put_mover(const mover_stats *s, const char *name, json_writer *w)
     json_put_u64(w, "bytes", s->bytes);
     json_put_double(w, "gb", (double)s->bytes / 1e9);
     json_put_u64(w, "kernel_bytes", s->kernel_bytes);
+    json_put_u64(w, "exchange_bytes", s->path[MOVER_EXCHANGE].bytes);
+    json_put_u64(w, "exchange_failed", s->exchange_failed);
     json_put_u64(w, "busy_us", s->busy_us);
     json_put_u64(w, "failed", s->failed);
     json_put_u64(w, "queued", s->queued);
@@ -196,6 +198,25 @@ static uint64_t region_bytes_of(const core *c, uint32_t i)
     return bytes;
 }
 
+/* With which others LOADs are shared. */
+static void put_exchanges(const core *c, uint32_t i, json_writer *w)
+{
+    json_begin_array(w, "exchange");
+    for (uint32_t j = 0; j < c->n_devices; j++) {
+        const exchange *x = &c->exchanges[i][j];
+
+        if (i == j)
+            continue;
+        json_begin_object(w, NULL);
+        json_put_u64(w, "device", j);
+        json_put_bool(w, "on", x->on);
+        json_put_double(w, "gbs", x->gbs);
+        json_put_string(w, "why_not", x->why);
+        json_end(w);
+    }
+    json_end(w);
+}
+
 /* Each device by its number, which REGION_CREATE and the like take. */
 static void put_devices(const core *c, json_writer *w)
 {
@@ -211,6 +232,7 @@ static void put_devices(const core *c, json_writer *w)
         json_put_u64(w, "region_bytes", region_bytes_of(c, i));
         put_work(&x, w);
         put_calibration(c, &c->devices[i], w);
+        put_exchanges(c, i, w);
         json_end(w);
     }
     json_end(w);

@@ -15,6 +15,8 @@
 #include "kernels/cuda_driver.h"
 #include "kernels/device_cuda.h"
 
+enum { CUDA_MAX_READERS = 16 };
+
 typedef struct cuda_device {
     device base;
     int ordinal;
@@ -28,6 +30,8 @@ typedef struct cuda_device {
     bool has_ahead;
     uint8_t *ahead_at;
     uint64_t ahead_bytes;
+    int readers[CUDA_MAX_READERS]; /* other GPUs that shall read memory of this one; complete before there is any */
+    uint32_t n_readers;
 } cuda_device;
 
 /* Make `d` the thread's device.  E_DEVICE_LOST if it was lost before. */
@@ -45,6 +49,11 @@ void cuda_mem_close(device_mem *m);
 uint32_t cuda_mem_pieces(const device_mem *m);
 uint8_t *cuda_mem_base(const device_mem *m, uint32_t piece, uint64_t *ret_bytes);
 int cuda_mem_fd(const device_mem *m, uint32_t piece);
+bool cuda_mem_reached(const device_mem *m, const device_mem *to);
+
+bool cuda_reaches(device *d, device *other);
+/* Let the readers of `d` read mapped memory of it, to write it they have no reason.  ret_has[i]: the i-th may. */
+void cuda_grant(const cuda_device *d, CUdeviceptr at, uint64_t bytes, bool ret_has[CUDA_MAX_READERS]);
 
 kvs_status cuda_queue_open(device *d, device_dir dir, device_queue **ret, kvs_err *err);
 void cuda_queue_close(device_queue *q);

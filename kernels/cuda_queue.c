@@ -4,9 +4,10 @@
  * Marks are numbers; mark m has event m % MARKS.  At most MARKS are open: giving out another one waits for the oldest.
  * An event that wakes a sleeper costs the copy engine 3 us, of which a batch of 16 MiB felt 1 %: queues that copy have plain
  * ones, and look at them again and again where a copy takes longer than it can.
+ * Copies from another GPU go in a stream of their own, beside those from the host, which take other ways: their marks are reached
+ * out of order.
  * A kernel call's small inputs (lengths, tables, slots) travel through one pinned buffer, so that a second call waits
- * for the first one to end.  Copies by kernel read their list of pieces from one of LISTS pinned lists, in turn: the next
- * use of one waits for the launch that read it. */
+ * for the first one to end. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,6 @@
 enum {
     MARKS = 64,
     BATCH = 256,      /* copies of one driver call */
-    LISTS = 4,        /* of pieces for the copy kernel */
     SPIN_NS = 300000, /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
     STEP_NS = 50000,  /* of the sleep, where nobody wakes us */
     EARLY_NS = 80000, /* a timer may come that much too late */
@@ -36,9 +36,11 @@ enum {
 typedef struct cuda_queue {
     device_queue base;
     cudaStream_t stream;
+    cudaStream_t peers; /* of a queue that loads */
     cudaEvent_t events[MARKS];
-    bool copies; /* else it is for kernels */
-    uint64_t given, reached;
+    bool copies;               /* else it is for kernels */
+    bool of_peers[MARKS];      /* whose events these are: not of the first stream */
+    uint64_t given, reached;   /* reached, and all below: of the first stream */
     uint64_t bytes[MARKS];     /* of all copies ever queued up to a mark */
     uint64_t queued_ns[MARKS]; /* when */
     uint64_t all_bytes;        /* queued */
@@ -48,9 +50,7 @@ typedef struct cuda_queue {
     void *dsts[BATCH];
     const void *srcs[BATCH];
     size_t sizes[BATCH];
-    kvs_page_piece *lists; /* pinned, [LISTS][KVS_PAGE_COPY_PIECES]; of a queue that copies */
-    uint64_t list_marks[LISTS];
-    uint32_t next_list;
+    kvs_page_piece pieces[KVS_PAGE_COPY_PIECES];
     uint8_t *input, *dev_input; /* pinned and device: HEAD_BYTES, then what the call brings */
     uint64_t input_bytes;
     void *workspace;
@@ -123,9 +123,15 @@ static uint64_t not_before(const cuda_queue *q, uint64_t mark)
 
 static kvs_status reach(cuda_queue *q, uint64_t mark, kvs_err *err)
 {
+    /* Else its event is another mark's by now: this one was reached before that was given out. */
+    bool open = q->given - mark < MARKS;
     cudaError_t e;
 
-    if (mark > q->reached) {
+    if (open && q->of_peers[mark % MARKS]) {
+        e = event_wait(q, q->events[mark % MARKS], 0); /* a batch of 16 MiB takes 45 us: not worth a sleep */
+        if (e != cudaSuccess)
+            return queue_broke(q, err, "cudaEventSynchronize", e);
+    } else if (open && mark > q->reached) {
         e = event_wait(q, q->events[mark % MARKS], not_before(q, mark));
         if (e != cudaSuccess)
             return queue_broke(q, err, "cudaEventSynchronize", e);
@@ -140,7 +146,8 @@ static kvs_status reach(cuda_queue *q, uint64_t mark, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status give_mark(cuda_queue *q, uint64_t *ret, kvs_err *err)
+/* Behind all that was queued in one of its streams. */
+static kvs_status give_mark(cuda_queue *q, cudaStream_t stream, uint64_t *ret, kvs_err *err)
 {
     uint64_t mark = q->given + 1;
     kvs_status s = mark > MARKS ? reach(q, mark - MARKS, err) : KVS_OK;
@@ -148,11 +155,12 @@ static kvs_status give_mark(cuda_queue *q, uint64_t *ret, kvs_err *err)
 
     if (s != KVS_OK)
         return s;
-    e = cudaEventRecord(q->events[mark % MARKS], q->stream);
+    e = cudaEventRecord(q->events[mark % MARKS], stream);
     if (e != cudaSuccess)
         return queue_broke(q, err, "cudaEventRecord", e);
     q->bytes[mark % MARKS] = q->all_bytes;
     q->queued_ns[mark % MARKS] = now_ns();
+    q->of_peers[mark % MARKS] = stream == q->peers;
     *ret = q->given = mark;
     return KVS_OK;
 }
@@ -181,10 +189,13 @@ void cuda_queue_close(device_queue *dq)
         (void)cudaStreamSynchronize(q->stream);
         (void)cudaStreamDestroy(q->stream);
     }
+    if (q->peers != NULL) {
+        (void)cudaStreamSynchronize(q->peers);
+        (void)cudaStreamDestroy(q->peers);
+    }
     for (int i = 0; i < MARKS; i++)
         if (q->events[i] != NULL)
             (void)cudaEventDestroy(q->events[i]);
-    (void)cudaFreeHost(q->lists);
     (void)cudaFreeHost(q->input);
     (void)cudaFree(q->dev_input);
     (void)cudaFree(q->workspace);
@@ -211,8 +222,8 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
     e = cudaStreamCreateWithFlags(&q->stream, cudaStreamNonBlocking);
     for (int i = 0; i < MARKS && e == cudaSuccess; i++)
         e = cudaEventCreateWithFlags(&q->events[i], flags);
-    if (e == cudaSuccess && q->copies)
-        e = cudaHostAlloc((void **)&q->lists, sizeof *q->lists * LISTS * KVS_PAGE_COPY_PIECES, cudaHostAllocPortable);
+    if (e == cudaSuccess && dir == DEVICE_LOAD)
+        e = cudaStreamCreateWithFlags(&q->peers, cudaStreamNonBlocking);
     if (e != cudaSuccess) {
         s = cuda_failed(d, err, "queue_open", e);
         cuda_queue_close(&q->base);
@@ -224,18 +235,18 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
 
 /* --- copies ------------------------------------------------------------------------------------------------- */
 
-static cudaError_t copy_one_by_one(cuda_queue *q, size_t n)
+static cudaError_t copy_one_by_one(cuda_queue *q, size_t n, cudaStream_t stream)
 {
     cudaError_t e = cudaSuccess;
 
     for (size_t i = 0; i < n && e == cudaSuccess; i++)
-        e = cudaMemcpyAsync(q->dsts[i], q->srcs[i], q->sizes[i], cudaMemcpyDefault, q->stream);
+        e = cudaMemcpyAsync(q->dsts[i], q->srcs[i], q->sizes[i], cudaMemcpyDefault, stream);
     return e;
 }
 
 /* Sources are read in stream order: what an engine wrote before its counter must be seen, and "any order" would
  * allow a device source to be read before that. */
-static cudaError_t copy_batch(cuda_queue *q, size_t n)
+static cudaError_t copy_batch(cuda_queue *q, size_t n, cudaStream_t stream)
 {
 #if CUDART_VERSION >= 12080
     struct cudaMemcpyAttributes attributes = {.srcAccessOrder = cudaMemcpySrcAccessOrderStream};
@@ -243,14 +254,14 @@ static cudaError_t copy_batch(cuda_queue *q, size_t n)
     cudaError_t e;
 
     if (q->no_batches || n < 2)
-        return copy_one_by_one(q, n);
+        return copy_one_by_one(q, n, stream);
 #if CUDART_VERSION >= 13000
-    e = cudaMemcpyBatchAsync(q->dsts, q->srcs, q->sizes, n, &attributes, &first, 1, q->stream);
+    e = cudaMemcpyBatchAsync(q->dsts, q->srcs, q->sizes, n, &attributes, &first, 1, stream);
 #else
     {
         size_t failed = 0;
 
-        e = cudaMemcpyBatchAsync(q->dsts, (void **)q->srcs, q->sizes, n, &attributes, &first, 1, &failed, q->stream);
+        e = cudaMemcpyBatchAsync(q->dsts, (void **)q->srcs, q->sizes, n, &attributes, &first, 1, &failed, stream);
     }
 #endif
     if (e != cudaErrorNotSupported && e != cudaErrorCallRequiresNewerDriver && e != cudaErrorSymbolNotFound)
@@ -258,7 +269,7 @@ static cudaError_t copy_batch(cuda_queue *q, size_t n)
     (void)cudaGetLastError();
     q->no_batches = true;
 #endif
-    return copy_one_by_one(q, n);
+    return copy_one_by_one(q, n, stream);
 }
 
 /* The next copies that have bytes; *at moves behind them. */
@@ -275,7 +286,7 @@ static size_t fill_batch(cuda_queue *q, const device_copy *c, size_t n, size_t *
     return k;
 }
 
-static kvs_status copy_by_engine(cuda_queue *q, const device_copy *c, size_t n, kvs_err *err)
+static kvs_status copy_by_engine(cuda_queue *q, const device_copy *c, size_t n, cudaStream_t stream, kvs_err *err)
 {
     cudaError_t e = cudaSuccess;
 
@@ -283,9 +294,17 @@ static kvs_status copy_by_engine(cuda_queue *q, const device_copy *c, size_t n, 
         size_t k = fill_batch(q, c, n, &at);
 
         if (k > 0)
-            e = copy_batch(q, k);
+            e = copy_batch(q, k, stream);
     }
     return e == cudaSuccess ? KVS_OK : cuda_failed(device_of(q), err, "cudaMemcpyBatchAsync", e);
+}
+
+/* Nothing of this queue is on its way any more. */
+static cudaError_t finish_copies(cuda_queue *q)
+{
+    cudaError_t e = q->peers != NULL ? cudaStreamSynchronize(q->peers) : cudaSuccess;
+
+    return e == cudaSuccess ? cudaStreamSynchronize(q->stream) : e;
 }
 
 static bool fits_kernel(const cuda_queue *q, const device_copy *c, size_t n)
@@ -294,28 +313,18 @@ static bool fits_kernel(const cuda_queue *q, const device_copy *c, size_t n)
         if ((((uintptr_t)c[i].dst | (uintptr_t)c[i].src | c[i].bytes) & 15) != 0 ||
             c[i].bytes > KVS_PAGE_COPY_MAX_BYTES)
             return false;
-    return q->lists != NULL;
+    return q->copies;
 }
 
-/* One launch: its list must stay as it is until then, so that it has a mark of its own. */
 static kvs_status launch_pieces(cuda_queue *q, const device_copy *c, uint32_t n, uint32_t n_blocks, kvs_err *err)
 {
-    uint32_t which = q->next_list, n_tiles;
-    kvs_page_piece *list = q->lists + (size_t)which * KVS_PAGE_COPY_PIECES;
-    kvs_status s = reach(q, q->list_marks[which], err);
+    uint32_t n_tiles;
 
-    if (s != KVS_OK)
-        return s;
     for (uint32_t i = 0; i < n; i++)
-        list[i] = (kvs_page_piece){.dst = c[i].dst, .src = c[i].src, .bytes = (uint32_t)c[i].bytes};
-    n_tiles = kvs_page_copy_plan(list, n);
-    if (n_tiles == 0)
-        return KVS_OK; /* no bytes at all: all else has been looked at */
-    s = kvs_page_copy_cuda(list, n, n_tiles, n_blocks, q->stream, err);
-    if (s == KVS_OK)
-        s = give_mark(q, &q->list_marks[which], err);
-    q->next_list = (which + 1) % LISTS;
-    return s;
+        q->pieces[i] = (kvs_page_piece){.dst = c[i].dst, .src = c[i].src, .bytes = (uint32_t)c[i].bytes};
+    n_tiles = kvs_page_copy_plan(q->pieces, n);
+    return n_tiles == 0 ? KVS_OK /* no bytes at all: all else has been looked at */
+                        : kvs_page_copy_cuda(q->pieces, n, n_tiles, n_blocks, q->stream, err);
 }
 
 static kvs_status copy_by_kernel(cuda_queue *q, const device_copy *c, size_t n, uint32_t n_blocks, kvs_err *err)
@@ -338,23 +347,28 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, dev
 {
     cuda_queue *q = (cuda_queue *)dq;
     kvs_status s = cuda_enter(device_of(q), err);
+    bool peers = how.means == DEVICE_FROM_PEER && q->peers != NULL;
     cudaError_t end;
 
     if (s != KVS_OK)
         return s;
-    s = how.means == DEVICE_BY_KERNEL && fits_kernel(q, c, n) ? copy_by_kernel(q, c, n, how.n_blocks, err)
-                                                              : copy_by_engine(q, c, n, err);
+    if (peers)
+        s = copy_by_engine(q, c, n, q->peers, err);
+    else if (how.means == DEVICE_BY_KERNEL && fits_kernel(q, c, n))
+        s = copy_by_kernel(q, c, n, how.n_blocks, err);
+    else
+        s = copy_by_engine(q, c, n, q->stream, err);
     if (s != KVS_OK && s != KVS_E_DEVICE_LOST) {
         /* Earlier copies may be on their way; the caller is promised that none is. */
-        end = cudaStreamSynchronize(q->stream);
+        end = finish_copies(q);
         if (end != cudaSuccess)
             s = queue_broke(q, err, "cudaStreamSynchronize", end);
     }
     if (s != KVS_OK)
         return s;
     for (size_t i = 0; i < n; i++)
-        q->all_bytes += c[i].bytes;
-    return give_mark(q, ret_mark, err);
+        q->all_bytes += peers ? 0 : c[i].bytes;
+    return give_mark(q, peers ? q->peers : q->stream, ret_mark, err);
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------ */
@@ -425,7 +439,8 @@ static kvs_status send_input(cuda_queue *q, uint64_t bytes, kvs_err *err)
 static kvs_status kernel_end(cuda_queue *q, uint32_t *ret_bad, uint64_t *ret_mark, kvs_err *err)
 {
     cudaError_t e = cudaMemcpyAsync(q->input, q->dev_input, sizeof *ret_bad, cudaMemcpyDeviceToHost, q->stream);
-    kvs_status s = e == cudaSuccess ? give_mark(q, ret_mark, err) : queue_broke(q, err, "cudaMemcpyAsync", e);
+    kvs_status s =
+        e == cudaSuccess ? give_mark(q, q->stream, ret_mark, err) : queue_broke(q, err, "cudaMemcpyAsync", e);
 
     if (s == KVS_OK) {
         q->kernel_mark = *ret_mark;

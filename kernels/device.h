@@ -35,8 +35,9 @@ typedef struct device_copy {
 /* By which means a queue makes copies: the copy engines, which are fast with long pieces and cost kernels little, or a kernel
  * of at most n_blocks thread blocks, which is fast with short pieces and takes processors from others.  A device with one
  * means only (copies_by_kernel is false) ignores it, and pieces that no kernel can copy (addresses or lengths that are no
- * multiples of 16) go by the engines anyway. */
-typedef enum device_means { DEVICE_BY_ENGINE, DEVICE_BY_KERNEL } device_means;
+ * multiples of 16) go by the engines anyway.  DEVICE_FROM_PEER: all sources are memory of another device (see reaches), in a
+ * DEVICE_LOAD queue; by engines, and beside the queue's other copies where they have other ways to go. */
+typedef enum device_means { DEVICE_BY_ENGINE, DEVICE_BY_KERNEL, DEVICE_FROM_PEER } device_means;
 typedef struct device_how {
     device_means means;
     uint32_t n_blocks; /* for DEVICE_BY_KERNEL; at least 1 */
@@ -89,6 +90,11 @@ typedef struct device_ops {
     /* Device address.  Pieces of daemon memory and of one VMM import follow one another: a range may cross them. */
     uint8_t *(*mem_base)(const device_mem *m, uint32_t piece, uint64_t *ret_bytes);
     int (*mem_fd)(const device_mem *m, uint32_t piece); /* borrowed; -1: not by descriptor */
+    /* From now on queues of `d` may copy from memory of `other` that is made or imported after this, as far as mem_reached says;
+     * false: they cannot, ever.  Blocks; before there is any memory.  NULL: no device reaches another one. */
+    bool (*reaches)(device *d, device *other);
+    /* Does a queue of `to`'s device copy from `m` to `to` at full speed?  Any thread; NULL with reaches. */
+    bool (*mem_reached)(const device_mem *m, const device_mem *to);
 
     kvs_status (*queue_open)(device *d, device_dir dir, device_queue **ret, kvs_err *err);
     void (*queue_close)(device_queue *q);

@@ -270,6 +270,17 @@ static int cpu_mem_fd(const device_mem *dm, uint32_t piece)
     return piece < m->n_pieces ? m->pieces[piece].fd : -1;
 }
 
+/* One memory for all. */
+static bool cpu_reaches(device *d, device *other)
+{
+    return other->ops == d->ops;
+}
+
+static bool cpu_mem_reached(const device_mem *m, const device_mem *to)
+{
+    return to->dev->ops == m->dev->ops;
+}
+
 /* --- queues
  * ----------------------------------------------------------------------------------------------------- */
 
@@ -391,6 +402,8 @@ static const device_ops cpu_ops = {
     .mem_pieces = cpu_mem_pieces,
     .mem_base = cpu_mem_base,
     .mem_fd = cpu_mem_fd,
+    .reaches = cpu_reaches,
+    .mem_reached = cpu_mem_reached,
     .queue_open = cpu_queue_open,
     .queue_close = cpu_queue_close,
     .copy = cpu_copy,

@@ -333,7 +333,8 @@ typedef struct kvs_load_args {
                            what is launched on it from now on runs when the load has ended, well or badly.  E_BUSY: all of
                            the stream's counters are in use */
 } kvs_load_args;
-/* E_PARTIAL: see the results. */
+/* E_PARTIAL: see the results.  Ranks on several GPUs that need the same blocks (MLA under tensor parallelism) ask for the same
+ * keys in the same order, 8 or more at a time and at about the same time: then two of them share the way from the host. */
 KVS_API kvs_status kvs_load(const kvs_load_args *a, uint32_t timeout_ms, kvs_err *err);
 
 enum kvs_store_flags { KVS_STORE_KEEP = 1 /* the block stays on the device, shared, and held by you */ };

@@ -357,5 +357,7 @@ kvs_status bench_gpu(bench_list *l, bool quick, kvs_err *err)
     if (s == KVS_OK)
         s = sweep(l, &raw, quick, err);
     bench_raw_close(&raw);
+    if (s == KVS_OK)
+        s = bench_two(l, quick, err);
     return s == KVS_OK ? bench_pinning(l, quick, err) : s;
 }

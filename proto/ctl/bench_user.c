@@ -6,6 +6,8 @@
 
 #include "proto/ctl/pattern.h"
 
+enum { MOST_CHUNK = 256 };
+
 const kvs_mark bench_now = KVS_MARK_NOW;
 
 void bench_user_close(bench_user *u)
@@ -34,9 +36,9 @@ static kvs_status take_memory(bench_user *u, uint32_t n, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status daemon_slots(bench_user *u, kvs_err *err)
+static kvs_status daemon_slots(bench_user *u, uint32_t on, kvs_err *err)
 {
-    kvs_status s = kvs_region_create(u->ns, 0, u->n, &u->region, BENCH_CALL_MS, err);
+    kvs_status s = kvs_region_create(u->ns, on, u->n, &u->region, BENCH_CALL_MS, err);
 
     return s == KVS_OK ? kvs_slot_take(u->region, u->n, u->slots, BENCH_CALL_MS, err) : s;
 }
@@ -60,9 +62,16 @@ static kvs_status import(bench_user *u, const bench_shape *x, kvs_ipc *ipc, kvs_
 
 static kvs_status open_pack(bench_user *u, const bench_shape *x, uint8_t *base, kvs_err *err)
 {
-    const uint64_t page = u->slot_bytes / x->layers;
+    const uint64_t page = u->slot_bytes / x->layers, fit = u->tune.chunk_bytes / u->slot_bytes;
+    const uint32_t chunk = fit < MOST_CHUNK ? (uint32_t)fit : MOST_CHUNK;
     kvs_pack_plane planes[BENCH_MAX_LAYERS];
-    kvs_pack_args a = {.ns = u->ns, .n_planes = x->layers, .planes = planes, .n_blocks = x->n};
+    kvs_pack_args a = {.ns = u->ns,
+                       .n_planes = x->layers,
+                       .planes = planes,
+                       .n_blocks = x->n,
+                       .chunk = chunk,
+                       .n_staging = chunk * u->tune.chunks,
+                       .ctas = u->tune.ctas};
 
     for (uint32_t l = 0; l < x->layers; l++)
         planes[l] = (kvs_pack_plane){.base = base + l * page * x->n, .stride = page};
@@ -87,7 +96,7 @@ static kvs_status own_slots(bench_user *u, const bench_shape *x, kvs_err *err)
     return x->place == BENCH_PACK ? open_pack(u, x, base, err) : import(u, x, &ipc, err);
 }
 
-kvs_status bench_user_open(bench_user *u, const char *socket, const bench_shape *x, kvs_err *err)
+kvs_status bench_user_open_on(bench_user *u, const char *socket, uint32_t device, const bench_shape *x, kvs_err *err)
 {
     kvs_plane planes[BENCH_MAX_LAYERS];
     kvs_options o = KVS_OPTIONS_INIT;
@@ -107,7 +116,12 @@ kvs_status bench_user_open(bench_user *u, const char *socket, const bench_shape 
         return s;
     kvs_ns_get(u->ns, &info);
     u->slot_bytes = info.slot_bytes;
-    return x->place == BENCH_DAEMON ? daemon_slots(u, err) : own_slots(u, x, err);
+    return x->place == BENCH_DAEMON ? daemon_slots(u, device, err) : own_slots(u, x, err);
+}
+
+kvs_status bench_user_open(bench_user *u, const char *socket, const bench_shape *x, kvs_err *err)
+{
+    return bench_user_open_on(u, socket, 0, x, err);
 }
 
 void bench_user_name(bench_user *u, uint64_t first_id)

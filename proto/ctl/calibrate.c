@@ -186,6 +186,59 @@ static kvs_status fill(bench *b, copy_table *t, kvs_err *err)
     return s;
 }
 
+/* ---- from other devices ---- */
+
+/* One whose memory is out of reach has no row. */
+static kvs_status row_peer(bench *b, device *other, copy_table *t, kvs_err *err)
+{
+    const uint64_t piece = PIECES[N_PIECES - 1];
+    copy_peer *p = &t->peers[t->n_peers];
+    device_about about = {0};
+    device_mem *mem = NULL;
+    uint64_t had;
+    uint8_t *from;
+    kvs_status s;
+
+    if (b->d->ops->reaches == NULL || !b->d->ops->reaches(b->d, other))
+        return KVS_OK;
+    s = other->ops->mem_create(other, b->bytes, &mem, err);
+    if (s != KVS_OK)
+        return s;
+    from = other->ops->mem_base(mem, 0, &had);
+    lay_out(b, 0, piece < b->bytes ? piece : b->bytes);
+    for (size_t i = 0; i < b->n; i++)
+        b->copies[i].src = from + ((const uint8_t *)b->copies[i].src - b->host);
+    if (other->ops->mem_reached(mem, b->mem))
+        s = alone(b, 0, b->copies[0].bytes, (device_how){DEVICE_FROM_PEER, 0}, &p->gbs, err);
+    if (s == KVS_OK && p->gbs > 0) {
+        if (other->ops->about != NULL)
+            other->ops->about(other, &about);
+        memcpy(p->uuid, about.uuid, sizeof p->uuid);
+        t->n_peers++;
+    }
+    other->ops->mem_close(mem);
+    return s;
+}
+
+/* One that cannot be opened, or has no memory left, has no row either. */
+static kvs_status fill_peers(bench *b, copy_table *t, kvs_err *err)
+{
+    for (uint32_t i = 0; b->plan->open_peer != NULL && i < COPY_TABLE_PEERS; i++) {
+        device *other = NULL;
+        kvs_status s = b->plan->open_peer(b->plan->ud, i, &other, err);
+
+        if (s == KVS_E_NOT_FOUND)
+            return KVS_OK;
+        if (s == KVS_OK) {
+            s = row_peer(b, other, t, err);
+            other->ops->close(other);
+        }
+        if (s == KVS_E_DEVICE_LOST)
+            return s;
+    }
+    return KVS_OK;
+}
+
 /* ---- life ---- */
 
 static kvs_status open_all(bench *b, kvs_err *err)
@@ -240,6 +293,8 @@ kvs_status calibrate_measure(const calibrate_plan *p, copy_table *ret, kvs_err *
     if (s == KVS_OK)
         s = fill(&b, &t, err);
     busy_stop(&b.busy);
+    if (s == KVS_OK)
+        s = fill_peers(&b, &t, err);
     if (s == KVS_OK) {
         if (b.d->ops->about != NULL)
             b.d->ops->about(b.d, &about);
@@ -278,6 +333,17 @@ static kvs_status open_gpu(void *ud, device **ret, kvs_err *err)
     return s;
 }
 
+static kvs_status open_other(void *ud, uint32_t i, device **ret, kvs_err *err)
+{
+    const ctl *c = ud;
+    uint32_t n = 0, ordinal = i < (uint32_t)c->gpu ? i : i + 1;
+    kvs_status s = device_cuda_count(&n, err);
+
+    if (s == KVS_OK && ordinal >= n)
+        s = kvs_fail(err, KVS_E_NOT_FOUND, "GPU %u: there are %u", (unsigned)ordinal, (unsigned)n);
+    return s == KVS_OK ? device_cuda_open(ret, ordinal, err) : s;
+}
+
 static kvs_status attend(void *ud, bool (*on_call)(void *call_ud), void *call_ud, kvs_err *err)
 {
     static const busy_cuda_shape SHAPE = {128, 128, 1024, 64};
@@ -305,6 +371,9 @@ static void print_table(const copy_table *t)
                          (unsigned long long)r->piece_bytes, r->engine, r->kernel, (unsigned)r->kernel_blocks,
                          r->beside_engine, r->left_by_engine, r->beside_kernel, r->left_by_kernel);
         }
+    for (uint32_t i = 0; i < t->n_peers; i++)
+        (void)printf("from the GPU whose UUID begins with %02x%02x%02x%02x: %.1f GB/s\n", t->peers[i].uuid[0],
+                     t->peers[i].uuid[1], t->peers[i].uuid[2], t->peers[i].uuid[3], t->peers[i].gbs);
 }
 
 static int put_table(const copy_table *t)
@@ -321,6 +390,7 @@ int ctl_calibrate(const ctl *c)
 {
     ctl own = *c;
     calibrate_plan p = {.open = open_gpu,
+                        .open_peer = open_other,
                         .busy = attend,
                         .ud = &own,
                         .bytes = UINT64_C(256) << 20,
@@ -344,6 +414,7 @@ int ctl_calibrate(const ctl *c)
     if (c->json)
         return put_table(&t);
     print_table(&t);
-    (void)printf("kept in %s; a daemon goes by it after 'kvstridectl reload' or a restart\n", folder_of(c));
+    (void)printf("kept in %s; a daemon goes by it after 'kvstridectl reload' or a restart%s\n", folder_of(c),
+                 t.n_peers > 0 ? " (to load together with another GPU: a restart)" : "");
     return CTL_OK;
 }

@@ -19,14 +19,26 @@
 daemon_fixture engine_daemon;
 const kvs_mark engine_now = KVS_MARK_NOW;
 static bool has_daemon;
+static const char *mover_settings = "{}";
+
+void engine_set_mover(const char *json)
+{
+    engine_end_daemon(false);
+    mover_settings = json;
+}
 
 bool engine_start_daemon(void)
 {
     if (!has_daemon) {
+        char text[512];
+
+        (void)snprintf(text, sizeof text,
+                       "{\"device\": {\"kind\": \"cuda\", \"max_region_bytes\": \"16GiB\"}, \"mover\": %s,"
+                       " \"pool\": {\"max_bytes\": \"3GiB\"}, \"limits\": {\"max_clients\": 64}}",
+                       mover_settings);
         daemon_init(&engine_daemon);
         has_daemon = true;
-        daemon_configure(&engine_daemon, "{\"device\": {\"kind\": \"cuda\", \"max_region_bytes\": \"16GiB\"},"
-                                         " \"pool\": {\"max_bytes\": \"3GiB\"}, \"limits\": {\"max_clients\": 64}}");
+        daemon_configure(&engine_daemon, text);
     }
     if (engine_daemon.pid != 0)
         return true;

@@ -23,6 +23,8 @@ enum { TOKENS = 64, PAGE = TOKENS * 1152, DEEP = 61, FLAT = 5, CALL_MS = 60000, 
 /* The program's daemon; it is started by the first engine_begin, and again after it was stopped. */
 extern daemon_fixture engine_daemon;
 bool engine_start_daemon(void);
+/* The next one that is started has these members of "mover"; one that runs is taken away. */
+void engine_set_mover(const char *json);
 /* Takes it away; with `show`, prints what it has logged. */
 void engine_end_daemon(bool show);
 

@@ -13,73 +13,9 @@
 
 #include "proto/ctl/clock.h"
 #include "proto/ctl/pattern.h"
-#include "tests/gpu/gpu_engine.h"
+#include "tests/gpu/gpu_rank.h"
 
-enum { GPUS = 2, SHARED = 32, ROUNDS = 5, RAW_MIB = 1024 };
-
-/* An engine on one GPU. */
-typedef struct rank {
-    int ordinal; /* as this process counts */
-    engine e;
-    kvs_region *region;
-    kvs_slot slots[MANY];
-    uint8_t *base;
-    void *host; /* pinned, RAW_MIB */
-    void *raw;  /* on the GPU, RAW_MIB */
-    cudaStream_t stream;
-} rank;
-
-static uint32_t n_gpus(void)
-{
-    uint32_t n = 0;
-
-    return device_cuda_count(&n, NULL) == KVS_OK ? n : 0;
-}
-
-static bool use(const rank *x)
-{
-    return cuda_ok(cudaSetDevice(x->ordinal), "cudaSetDevice");
-}
-
-static void rank_close(rank *x)
-{
-    if (x->e.client != NULL)
-        kvs_close(x->e.client);
-    (void)cudaSetDevice(x->ordinal);
-    if (x->stream != NULL)
-        (void)cudaStreamDestroy(x->stream);
-    (void)cudaFree(x->raw);
-    (void)cudaFreeHost(x->host);
-    (void)cudaSetDevice(0);
-}
-
-/* Its region lies on the GPU that this process calls `ordinal`, whatever the daemon calls it. */
-static bool rank_open(rank *x, int ordinal, uint32_t layers)
-{
-    struct cudaPointerAttributes at;
-    struct cudaDeviceProp prop;
-    kvs_err err = {.msg = ""};
-    uint32_t number = 0;
-    uint64_t bytes;
-    void *base;
-
-    *x = (rank){.ordinal = ordinal};
-    if (!engine_begin(&x->e, layers) || !cuda_ok(cudaGetDeviceProperties(&prop, ordinal), "cudaGetDeviceProperties"))
-        return false;
-    if (kvs_device_find(x->e.client, (const uint8_t *)prop.uuid.bytes, &number, &err) != KVS_OK ||
-        kvs_region_create(x->e.ns, number, MANY, &x->region, 0, &err) != KVS_OK ||
-        kvs_region_map(x->region, &base, &bytes, &err) != KVS_OK ||
-        kvs_slot_take(x->region, MANY, x->slots, 0, &err) != KVS_OK)
-        return GPU_FAIL("%s", err.msg);
-    x->base = base;
-    if (!use(x) || !cuda_ok(cudaPointerGetAttributes(&at, base), "cudaPointerGetAttributes"))
-        return false;
-    if (at.device != ordinal)
-        return GPU_FAIL("the region of device %u is on GPU %d, not on %d", number, at.device, ordinal);
-    return cuda_ok(cudaStreamCreateWithFlags(&x->stream, cudaStreamNonBlocking), "stream") &&
-           cuda_ok(cudaMallocHost(&x->host, RAW_MIB * MiB), "pinned memory") &&
-           cuda_ok(cudaMalloc(&x->raw, RAW_MIB * MiB), "device memory");
-}
+enum { GPUS = RANK_GPUS, SHARED = 32, ROUNDS = 5, RAW_MIB = RANK_RAW_MIB };
 
 static bool by_uuid(device *d)
 {
@@ -90,10 +26,10 @@ static bool by_uuid(device *d)
     bool good;
 
     (void)d;
-    good = rank_open(&x, (int)n_gpus() - 1, FLAT);
+    good = rank_open(&x, (int)rank_n_gpus() - 1, FLAT);
     if (good) {
         kvs_server_get(x.e.client, &server);
-        good = server.n_devices == n_gpus() || GPU_FAIL("%u devices, %u GPUs", server.n_devices, n_gpus());
+        good = server.n_devices == rank_n_gpus() || GPU_FAIL("%u devices, %u GPUs", server.n_devices, rank_n_gpus());
         (void)printf("      the daemon serves %u GPUs\n", server.n_devices);
     }
     if (good && kvs_device_find(x.e.client, nobody, &found, NULL) != KVS_E_NOT_FOUND)
@@ -104,47 +40,6 @@ static bool by_uuid(device *d)
 
 /* ---- two ---- */
 
-static bool both_open(rank x[GPUS], uint32_t layers)
-{
-    memset(x, 0, GPUS * sizeof *x);
-    return rank_open(&x[0], 0, layers) && rank_open(&x[1], 1, layers);
-}
-
-static bool fill(rank *x, uint32_t n, uint64_t id, uint8_t *host)
-{
-    uint64_t bytes = x->e.slot_bytes;
-
-    for (uint32_t i = 0; i < n; i++) {
-        uint8_t key[KVS_KEY_BYTES];
-
-        pattern_key(id + i, key);
-        pattern_fill(key, host, bytes);
-        if (!use(x) || !to_device(x->base + x->slots[i].slot * bytes, host, bytes))
-            return false;
-    }
-    return true;
-}
-
-static bool holds(rank *x, uint32_t n, uint64_t id, uint8_t *host)
-{
-    uint64_t bytes = x->e.slot_bytes;
-
-    for (uint32_t i = 0; i < n; i++) {
-        uint8_t key[KVS_KEY_BYTES];
-
-        pattern_key(id + i, key);
-        if (!use(x) || !from_device(host, x->base + x->slots[i].slot * bytes, bytes) ||
-            pattern_verify(key, host, bytes) != bytes)
-            return GPU_FAIL("GPU %d: block %u is not what was stored", x->ordinal, i);
-    }
-    return true;
-}
-
-static bool wiped(rank *x, uint32_t n)
-{
-    return use(x) && set_device(x->base, 0x99, n * x->e.slot_bytes);
-}
-
 /* Case 035: rank 0 stores, both load; the pool has each block once. */
 static bool replicas(device *d)
 {
@@ -152,25 +47,25 @@ static bool replicas(device *d)
     flight *f = calloc(GPUS, sizeof *f);
     uint8_t *host = NULL;
     kvs_err err = {.msg = ""};
-    bool good = f != NULL && both_open(x, DEEP);
+    bool good = f != NULL && rank_open_both(x, DEEP);
 
     (void)d;
     host = good ? malloc(x[0].e.slot_bytes) : NULL;
-    good = good && host != NULL && fill(&x[0], SHARED, 500, host);
+    good = good && host != NULL && rank_fill(&x[0], SHARED, 500, host);
     if (good && engine_store(&x[0].e, x[0].region, 500, x[0].slots, SHARED, NULL, &err) != KVS_OK)
         good = GPU_FAIL("store: %s", err.msg);
-    good = good && wiped(&x[0], SHARED) && wiped(&x[1], SHARED);
+    good = good && rank_wipe(&x[0], SHARED) && rank_wipe(&x[1], SHARED);
     for (int i = 0; i < GPUS; i++)
         good = good && flight_load(&f[i], &x[i].e, x[i].region, 500, x[i].slots, SHARED, NULL, NULL);
     for (int i = 0; i < GPUS && good; i++)
         good = flight_end(&f[i], &err) == KVS_OK || GPU_FAIL("load on GPU %d: %s", i, err.msg);
-    good = good && holds(&x[0], SHARED, 500, host) && holds(&x[1], SHARED, 500, host);
+    good = good && rank_holds(&x[0], SHARED, 500, host) && rank_holds(&x[1], SHARED, 500, host);
     kvs_close(x[0].e.client); /* rank 1 alone still finds them */
     x[0].e.client = NULL;
-    good = good && wiped(&x[1], SHARED);
+    good = good && rank_wipe(&x[1], SHARED);
     if (good && engine_load(&x[1].e, x[1].region, 500, x[1].slots, SHARED, &err) != KVS_OK)
         good = GPU_FAIL("load behind rank 0's end: %s", err.msg);
-    good = good && holds(&x[1], SHARED, 500, host);
+    good = good && rank_holds(&x[1], SHARED, 500, host);
     rank_close(&x[0]);
     rank_close(&x[1]);
     free(host);
@@ -187,7 +82,7 @@ static double raw(rank *x, int n, bool load)
     for (int i = 0; i < n; i++) {
         void *to = load ? x[i].raw : x[i].host, *from = load ? x[i].host : x[i].raw;
 
-        if (!use(&x[i]) || !cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, x[i].stream), "copy"))
+        if (!rank_use(&x[i]) || !cuda_ok(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, x[i].stream), "copy"))
             return 0;
     }
     for (int i = 0; i < n; i++)
@@ -231,7 +126,8 @@ static double median(double *v)
     return v[ROUNDS / 2];
 }
 
-/* At least 0.9 of the sum of both raw copies is a test; how much it is stands in the output. */
+/* Judged against raw copies on both GPUs at once: that is what the host can do.  One copy alone is faster, so that the sum of two
+ * such is more than any program gets; it stands in the output beside it. */
 static bool links(device *d)
 {
     static const char *const NAMES[] = {"STORE", "LOAD"};
@@ -239,7 +135,7 @@ static bool links(device *d)
     flight *f = calloc(GPUS, sizeof *f);
     kvs_err err = {.msg = ""};
     uint64_t id = 10000;
-    bool good = f != NULL && both_open(x, DEEP), fast = true;
+    bool good = f != NULL && rank_open_both(x, DEEP), fast = true;
 
     (void)d;
     for (int load = 0; load < 2 && good; load++) {
@@ -273,13 +169,13 @@ static bool links(device *d)
         plain = median(both);
         through = median(own);
         (void)printf("      %s: raw %.1f and %.1f GB/s, both at once %.1f; %d blocks each through the daemon at once "
-                     "%.1f: %.3f of the sum, %.3f of both at once\n",
-                     NAMES[load], first, second, plain, MANY, through, through / (first + second), through / plain);
+                     "%.1f: %.3f of both at once, %.3f of the sum of the two alone\n",
+                     NAMES[load], first, second, plain, MANY, through, through / plain, through / (first + second));
         if (load)
             (void)printf("      LOAD on one GPU alone: %.1f GB/s\n", median(alone));
-        fast = fast && through >= 0.9 * plain;
+        fast = fast && through >= (load ? 0.95 : 0.9) * plain;
     }
-    good = good && (fast || GPU_FAIL("below 0.9 of both raw copies at once"));
+    good = good && (fast || GPU_FAIL("below 0.95 (LOAD) or 0.9 (STORE) of both raw copies at once"));
     rank_close(&x[0]);
     rank_close(&x[1]);
     free(f);
@@ -289,14 +185,14 @@ static bool links(device *d)
 static const gpu_test tests[] = {
     {"every GPU has a number, found by its UUID", by_uuid},
     {"case 035: rank 0 stores, both ranks load, each on its GPU", replicas},
-    {"both links at once", links},
+    {"both links at once, beside raw copies on both at once", links},
 };
 
 int main(int argc, char **argv)
 {
-    int code = gpu_run(tests, n_gpus() < GPUS ? 1 : sizeof tests / sizeof *tests, argc, argv);
+    int code = gpu_run(tests, rank_n_gpus() < GPUS ? 1 : sizeof tests / sizeof *tests, argc, argv);
 
-    if (n_gpus() == 1)
+    if (rank_n_gpus() == 1)
         (void)printf("      two GPUs: not here\n");
     engine_end_daemon(code != 0);
     return code;

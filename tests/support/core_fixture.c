@@ -32,21 +32,34 @@ void fx_config(fx *f)
     f->cfg.device_max_import_bytes = CONFIG_MIB(8);
 }
 
+static device *open_faulty(void)
+{
+    device *inner = NULL, *d = NULL;
+    kvs_err err = {0};
+
+    cr_assert_eq(device_cpu_open(&inner, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(fault_device_open(inner, &d, &err), KVS_OK, "%s", err.msg);
+    return d;
+}
+
 static void open_on(fx *f, bool two)
 {
-    device *inner = NULL, *all[2];
+    device *all[2];
     kvs_err err = {0};
 
     f->fds_before = fx_count_fds();
     sink_init(&f->sink);
-    cr_assert_eq(device_cpu_open(&inner, &err), KVS_OK, "%s", err.msg);
-    cr_assert_eq(fault_device_open(inner, &f->dev, &err), KVS_OK, "%s", err.msg);
+    f->dev = open_faulty();
     if (f->depth > 0)
         fault_device_pretend(f->dev, f->depth, false);
-    if (two)
+    if (two && f->faulty_twice)
+        f->second = open_faulty();
+    else if (two)
         cr_assert_eq(device_cpu_open(&f->second, &err), KVS_OK, "%s", err.msg);
     all[0] = f->dev;
     all[1] = f->second;
+    for (int i = 0; i < 2 && f->faulty_twice; i++)
+        fault_device_pretend(all[i], 2, false);
     cr_assert_eq(core_create_on(&f->core, &f->cfg, all, 1 + two, sink_face(&f->sink), NULL, f->now_us, &err), KVS_OK,
                  "%s", err.msg);
 }
@@ -61,6 +74,14 @@ void fx_open_two(fx *f)
     open_on(f, true);
     while (!core_is_ready(f->core))
         fx_run(f, 1);
+}
+
+void fx_open_exchanging(fx *f)
+{
+    strcpy(f->cfg.mover_exchange, "on");
+    f->cfg.mover_batch_bytes = CONFIG_KIB(64);
+    f->faulty_twice = true;
+    fx_open_two(f);
 }
 
 void fx_open(fx *f)
@@ -188,6 +209,7 @@ void fx_admin_open(fx_client *c, fx *f)
 void fx_gone(fx_client *c)
 {
     peer_gone(c->peer, c->f->now_us);
+    (void)core_tick(c->f->core, c->f->now_us);
     while (!c->closed)
         fx_run(c->f, 1);
     while (c->first) {

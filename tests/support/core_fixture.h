@@ -21,6 +21,7 @@ typedef struct fx {
     sink sink;
     device *dev;    /* the faulty one */
     device *second; /* a plain one besides, with fx_open_two; else NULL */
+    bool faulty_twice;
     config cfg;
     core *core;
     uint64_t now_us;
@@ -60,10 +61,12 @@ typedef struct fx_body {
 } fx_body;
 
 /* ---- the daemon ---- */
-void fx_config(fx *f);          /* defaults for tests; change f->cfg, then fx_open */
-void fx_open(fx *f);            /* returns when the arena is usable */
-void fx_open_starting(fx *f);   /* returns at once */
-void fx_open_two(fx *f);        /* fx_open with a second device */
+void fx_config(fx *f);        /* defaults for tests; change f->cfg, then fx_open */
+void fx_open(fx *f);          /* returns when the arena is usable */
+void fx_open_starting(fx *f); /* returns at once */
+void fx_open_two(fx *f);      /* fx_open with a second device */
+/* With a second faulty device; both keep two batches queued, of 64 KiB, and exchange what they load. */
+void fx_open_exchanging(fx *f);
 void fx_close(fx *f);           /* clients must be gone; checks that no descriptor was leaked and fsck's law holds */
 void fx_run(fx *f, unsigned n); /* run n completions */
 void fx_advance(fx *f, uint64_t us); /* move the clock and tick */

@@ -247,6 +247,20 @@ static int fault_mem_fd(const device_mem *dm, uint32_t piece)
     return m->inner->dev->ops->mem_fd(m->inner, piece);
 }
 
+/* Others like it.  Their tables differ, so that they are known by a function. */
+static bool fault_reaches(device *d, device *other)
+{
+    return other->ops->reaches == fault_reaches && of(d)->inner->ops->reaches(of(d)->inner, of(other)->inner);
+}
+
+static bool fault_mem_reached(const device_mem *dm, const device_mem *to)
+{
+    const fault_mem *m = (const fault_mem *)dm;
+
+    return to->dev->ops->reaches == fault_reaches &&
+           m->inner->dev->ops->mem_reached(m->inner, ((const fault_mem *)to)->inner);
+}
+
 /* --- queues
  * ----------------------------------------------------------------------------------------------------- */
 
@@ -443,6 +457,8 @@ static const device_ops fault_ops = {
     .mem_pieces = fault_mem_pieces,
     .mem_base = fault_mem_base,
     .mem_fd = fault_mem_fd,
+    .reaches = fault_reaches,
+    .mem_reached = fault_mem_reached,
     .queue_open = fault_queue_open,
     .queue_close = fault_queue_close,
     .copy = fault_copy,

@@ -75,6 +75,86 @@ Test(calibrate, measures_beside_a_second_process)
     expect_rows(&t, true);
 }
 
+static unsigned peers_wanted, peers_opened;
+
+static kvs_status open_peer(void *ud, uint32_t i, device **ret, kvs_err *err)
+{
+    if (i >= peers_wanted)
+        return kvs_fail(err, KVS_E_NOT_FOUND, "no more");
+    peers_opened++;
+    return open_cpu(ud, ret, err);
+}
+
+Test(calibrate, measures_each_device_that_can_be_read_from)
+{
+    calibrate_plan p = plan();
+    copy_table t;
+    kvs_err err = {0};
+
+    p.open_peer = open_peer;
+    peers_wanted = 2;
+    cr_assert_eq(calibrate_measure(&p, &t, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(peers_opened, 2);
+    cr_assert_eq(t.n_peers, 2);
+    cr_assert(t.peers[0].gbs > 0 && t.peers[1].gbs > 0);
+}
+
+/* The first one has no memory left, the second one is not to be had. */
+static kvs_status open_poor(void *ud, uint32_t i, device **ret, kvs_err *err)
+{
+    const fault_plan full = {.call = FAULT_MEM_CREATE, .action = FAULT_FAIL, .nth = 1, .status = KVS_E_NO_SPACE};
+    device *inner = NULL;
+    kvs_status s = i == 1 ? kvs_fail(err, KVS_E_DEVICE, "busy") : open_peer(ud, i, &inner, err);
+
+    if (s == KVS_OK)
+        s = fault_device_open(inner, ret, err);
+    if (s == KVS_OK && i == 0)
+        fault_device_plan(*ret, &full);
+    return s;
+}
+
+static kvs_status open_wrapped(void *ud, device **ret, kvs_err *err)
+{
+    device *inner = NULL;
+    kvs_status s = open_cpu(ud, &inner, err);
+
+    return s == KVS_OK ? fault_device_open(inner, ret, err) : s;
+}
+
+Test(calibrate, has_no_row_for_a_device_that_has_no_memory_left)
+{
+    calibrate_plan p = plan();
+    copy_table t;
+    kvs_err err = {0};
+
+    p.open = open_wrapped;
+    p.open_peer = open_poor;
+    peers_wanted = 3;
+    cr_assert_eq(calibrate_measure(&p, &t, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(t.n_peers, 1);
+}
+
+static kvs_status open_far(void *ud, uint32_t i, device **ret, kvs_err *err)
+{
+    device *inner = NULL;
+    kvs_status s = open_peer(ud, i, &inner, err);
+
+    return s == KVS_OK ? fault_device_open(inner, ret, err) : s; /* of another kind */
+}
+
+Test(calibrate, has_no_row_for_a_device_that_is_out_of_reach)
+{
+    calibrate_plan p = plan();
+    copy_table t;
+    kvs_err err = {0};
+
+    p.open_peer = open_far;
+    peers_wanted = 1;
+    cr_assert_eq(calibrate_measure(&p, &t, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(peers_opened, 1);
+    cr_assert_eq(t.n_peers, 0);
+}
+
 static kvs_status open_none(void *ud, device **ret, kvs_err *err)
 {
     (void)ret;

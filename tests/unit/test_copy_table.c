@@ -35,6 +35,9 @@ static copy_table some(void)
     t.rows[0][0] = (copy_row){4608, 2.5, 48, 2.25, 27, 0.97, 0.45, 32};
     t.rows[0][1] = (copy_row){73728, 34, 51, 33, 28, 0.97, 0.45, 16};
     t.rows[1][0] = (copy_row){4608, 10, 48, 0, 0, 0, 0, 8};
+    t.n_peers = 2;
+    t.peers[0] = (copy_peer){{1, 2, 3}, 362.5};
+    t.peers[1] = (copy_peer){{4}, 31};
     return t;
 }
 
@@ -47,6 +50,10 @@ static bool same(const copy_table *a, const copy_table *b)
         for (uint32_t i = 0; i < a->n[d] || i < b->n[d]; i++)
             if (memcmp(&a->rows[d][i], &b->rows[d][i], offsetof(copy_row, kernel_blocks) + 4) != 0)
                 return false;
+    for (uint32_t i = 0; i < a->n_peers || i < b->n_peers; i++)
+        if (memcmp(a->peers[i].uuid, b->peers[i].uuid, 16) != 0 || a->peers[i].gbs < b->peers[i].gbs ||
+            a->peers[i].gbs > b->peers[i].gbs)
+            return false;
     return true;
 }
 
@@ -90,6 +97,17 @@ Test(copy_table, says_which_file_it_could_not_write)
     cr_assert(strstr(err.msg, "/proc/no/such") != NULL, "%s", err.msg);
 }
 
+Test(copy_table, tells_the_link_and_each_other_card)
+{
+    copy_table t = some();
+
+    cr_assert_eq(copy_table_link(&t), 34); /* of the longest pieces */
+    cr_assert_eq(copy_table_peer(&t, t.peers[1].uuid), 31);
+    cr_assert_eq(copy_table_peer(&t, t.uuid), 0);
+    t.n[0] = 0;
+    cr_assert_eq(copy_table_link(&t), 0);
+}
+
 #define HEAD                                                                                                           \
     "{\"format\":1,\"card\":\"c\",\"uuid\":\"00112233445566778899aabbccddeeff\",\"driver_version\":1,\"date\":\"d\","
 #define RATES                                                                                                          \
@@ -122,6 +140,12 @@ Test(copy_table, is_refused_with_the_member_at_fault)
     refuse("{\"format\":1,\"card\":\"c\",\"uuid\":\"0011223344556677x899aabbccddeeff\"}", "uuid: expected 32 digits");
     refuse(HEAD "\"load\":[" ROW("16") "]}", "store: is missing");
     refuse(HEAD "\"load\":[],\"store\":[]}", "load: 0 rows are not 1..12");
+    refuse(HEAD "\"load\":[" ROW("16") "],\"store\":[" ROW("16") "],\"peers\":3}", "peers: expected an array");
+    refuse(HEAD "\"load\":[" ROW("16") "],\"store\":[" ROW("16") "],\"peers\":[1]}", "peer: expected an object");
+    refuse(HEAD "\"load\":[" ROW("16") "],\"store\":[" ROW("16") "],\"peers\":[{\"gbs\":1}]}", "uuid: is missing");
+    refuse(HEAD "\"load\":[" ROW("16") "],\"store\":[" ROW("16") "],\"peers\":[{\"uuid\":"
+                                                                 "\"00112233445566778899aabbccddeeff\",\"gbs\":-1}]}",
+           "gbs: -1 is outside 0..");
     refuse(HEAD "\"load\":[" ROW("16") "," ROW("16") "],\"store\":[]}", "load: rows are not in order");
     refuse(HEAD "\"load\":[7],\"store\":[]}", "row: expected an object");
     refuse(HEAD "\"load\":[" ROW("0") "],\"store\":[]}", "piece_bytes: 0 is no whole number");

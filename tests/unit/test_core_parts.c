@@ -64,6 +64,7 @@ typedef struct world {
     fx_client admin;
     user u[CLIENTS];
     rnd r;
+    device *dev[2]; /* [1]: NULL, or the one of client 1's slots, with which the first exchanges what it loads */
     unsigned loaded, leased, stored, failed, cancelled, overdue, full, absent;
 } world;
 
@@ -154,7 +155,7 @@ static void join(world *w, uint32_t i)
     *u = (user){.tenant = i == CLIENTS - 1};
     fx_client_open_tenant(&u->c, &w->f, u->tenant);
     u->ns = open_ns(u);
-    u->g = fx_slots(&u->c, u->ns, OWN + SPARE);
+    u->g = fx_slots_on(&u->c, w->dev[1] != NULL && i == 1, u->ns, OWN + SPARE);
     fx_take(&u->c, &u->g, OWN, u->own);
 }
 
@@ -177,8 +178,25 @@ static void leave(user *u)
 
 /* ---- the weather ---- */
 
+static device *one_device(world *w)
+{
+    return w->dev[w->dev[1] != NULL && one_in(w, 2)];
+}
+
+static void release(world *w)
+{
+    for (int i = 0; i < 2 && w->dev[i] != NULL; i++)
+        fault_device_release(w->dev[i]);
+}
+
+static uint32_t n_held(const world *w)
+{
+    return fault_device_held(w->dev[0]) + (w->dev[1] != NULL ? fault_device_held(w->dev[1]) : 0);
+}
+
 static void change_faults(world *w)
 {
+    device *d = one_device(w);
     fault_plan p = {.call = one_in(w, 2) ? FAULT_COPY : FAULT_WAIT,
                     .nth = 1 + rnd_below(&w->r, 6),
                     .count = 1 + rnd_below(&w->r, 3),
@@ -198,10 +216,18 @@ static void change_faults(world *w)
         p.status = one_in(w, 2) ? KVS_OK : KVS_E_DEVICE;
         break;
     default:
-        fault_device_set_lazy(w->f.dev, one_in(w, 2));
+        fault_device_set_lazy(d, one_in(w, 2));
         return;
     }
-    fault_device_plan(w->f.dev, &p);
+    fault_device_plan(d, &p);
+}
+
+static void clear_faults(world *w)
+{
+    for (int i = 0; i < 2 && w->dev[i] != NULL; i++) {
+        fault_device_clear(w->dev[i], FAULT_COPY);
+        fault_device_clear(w->dev[i], FAULT_WAIT);
+    }
 }
 
 static void raise_all(user *u)
@@ -214,7 +240,7 @@ static void raise_all(user *u)
 /* Nothing is held any more, by the device or by a counter; what is to fail may still fail. */
 static void let_go(world *w)
 {
-    fault_device_release(w->f.dev);
+    release(w);
     for (int i = 0; i < CLIENTS; i++)
         raise_all(&w->u[i]);
 }
@@ -302,7 +328,7 @@ static wire_load_req load_head(user *u, const ask *x)
                            .after_value = u->raised + 1};
 }
 
-static void begin_load(world *w, user *u, ask *x)
+static void begin_load(world *w, user *u, ask *x, bool some_anywhere)
 {
     fx_body *b = fx_new();
     wire_load_req q = load_head(u, x);
@@ -310,7 +336,7 @@ static void begin_load(world *w, user *u, ask *x)
     for (uint32_t i = 0; i < x->n; i++) {
         if (i % x->group != 0)
             continue;
-        x->any[i] = one_in(w, 5);
+        x->any[i] = some_anywhere && one_in(w, 5);
         slot_at(u, slot_of(u, x, i).slot)[0] = ~UINT64_C(0);
     }
     wire_put_load_req(&b->out, &q);
@@ -373,9 +399,26 @@ static void begin(world *w, user *u, ask *x)
     if (kind == 0)
         begin_leased(w, u, x);
     else if (x->is_load)
-        begin_load(w, u, x);
+        begin_load(w, u, x, true);
     else
         begin_store(w, u, x);
+}
+
+/* The same blocks onto both devices. */
+static void begin_pair(world *w)
+{
+    uint32_t k = (uint32_t)rnd_below(&w->r, OPEN), first = (uint32_t)rnd_below(&w->r, 2);
+    ask *x[2] = {&w->u[first].open[k], &w->u[1 - first].open[k]};
+
+    if (w->dev[1] == NULL || x[0]->id != 0 || x[1]->id != 0)
+        return;
+    *x[0] = (ask){.is_load = true, .group = 1, .n = (uint32_t)rnd_below(&w->r, MOST + 1)};
+    draw_keys(w, x[0]);
+    *x[1] = *x[0];
+    for (int i = 0; i < 2; i++) {
+        draw_after(w, &w->u[i == 0 ? first : 1 - first], x[i]);
+        begin_load(w, &w->u[i == 0 ? first : 1 - first], x[i], false);
+    }
 }
 
 /* ---- answers ---- */
@@ -468,7 +511,7 @@ static void finish(world *w, user *u, ask *x)
 static void push_to_the_end(world *w, user *u, ask *x)
 {
     while (!fx_has_reply(&u->c, x->id)) {
-        if (fault_device_held(w->f.dev) > 0 && one_in(w, 2))
+        if (n_held(w) > 0 && one_in(w, 2))
             fx_advance(&w->f, 2000000); /* past every deadline */
         else
             let_go(w);
@@ -539,7 +582,7 @@ static void come_again(world *w, uint32_t i)
     if (one_in(w, 2))
         let_go(w);
     else
-        fault_device_release(w->f.dev);
+        release(w);
     leave(&w->u[i]);
     join(w, i);
 }
@@ -559,7 +602,7 @@ static void step(world *w)
         fx_advance(&w->f, rnd_below(&w->r, 200));
         break;
     case 3:
-        fault_device_release(w->f.dev);
+        release(w);
         break;
     case 4:
         (void)fx_status(&u->c, WIRE_DROP, keys_body(w, u));
@@ -579,6 +622,11 @@ static void step(world *w)
     case 8:
         raise_all(u);
         break;
+    case 11:
+    case 12:
+    case 13:
+        begin_pair(w);
+        break;
     case 9:
     case 10:
         if (x->id != 0)
@@ -594,7 +642,7 @@ static void step(world *w)
     }
 }
 
-static void open_world(world *w)
+static void open_world(world *w, bool two)
 {
     fx_config(&w->f);
     w->f.depth = 2;
@@ -605,7 +653,12 @@ static void open_world(world *w)
     w->f.cfg.tenants[1] = w->f.cfg.tenants[0];
     (void)snprintf(w->f.cfg.tenants[1].name, sizeof w->f.cfg.tenants[1].name, "other");
     w->f.cfg.tenants[1].quota_bytes = QUOTA * (WORDS * 8);
-    fx_open(&w->f);
+    if (two)
+        fx_open_exchanging(&w->f);
+    else
+        fx_open(&w->f);
+    w->dev[0] = w->f.dev;
+    w->dev[1] = two ? w->f.second : NULL;
     fx_admin_open(&w->admin, &w->f);
     for (uint32_t i = 0; i < CLIENTS; i++)
         join(w, i);
@@ -616,8 +669,7 @@ static void settle(world *w)
     static const char *const zeros[] = {"directory.held", "pool.writing_bytes", "pool.draining_bytes",
                                         "pool.quarantined_bytes"};
 
-    fault_device_clear(w->f.dev, FAULT_COPY);
-    fault_device_clear(w->f.dev, FAULT_WAIT);
+    clear_faults(w);
     let_go(w);
     for (int i = 0; i < CLIENTS; i++)
         for (int k = 0; k < OPEN; k++)
@@ -639,23 +691,42 @@ static void close_world(world *w)
     fx_close(&w->f);
 }
 
+static void live(world *w)
+{
+    begin_to_stumble();
+    for (int n = 0; n < STEPS; n++) {
+        step(w);
+        if (n % 100 == 0)
+            cr_assert_eq(fx_number(&w->admin, WIRE_SECTION_FSCK, "ok"), 1, "at step %d", n);
+    }
+    settle(w);
+    cr_assert(w->loaded > 50 && w->leased > 5 && w->stored > 50 && w->failed > 5 && w->overdue > 0 && w->full > 5 &&
+                  w->absent > 20 && w->cancelled > 5,
+              "%u loaded, %u leases, %u stored, %u failed, %u late, %u found no space, %u were nowhere, %u cancelled",
+              w->loaded, w->leased, w->stored, w->failed, w->overdue, w->full, w->absent, w->cancelled);
+}
+
 Test(core_parts, whatever_ends_a_job_that_began_early_nothing_is_wrong_or_left)
 {
     static world w;
 
     w.r = rnd_open("core_parts", 5);
-    begin_to_stumble();
-    open_world(&w);
-    for (int n = 0; n < STEPS; n++) {
-        step(&w);
-        if (n % 100 == 0)
-            cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_FSCK, "ok"), 1, "at step %d", n);
-    }
-    settle(&w);
-    cr_assert(w.loaded > 50 && w.leased > 5 && w.stored > 50 && w.failed > 5 && w.overdue > 0 && w.full > 5 &&
-                  w.absent > 20 && w.cancelled > 5,
-              "%u loaded, %u leases, %u stored, %u failed, %u late, %u found no space, %u were nowhere, %u cancelled",
-              w.loaded, w.leased, w.stored, w.failed, w.overdue, w.full, w.absent, w.cancelled);
+    open_world(&w, false);
+    live(&w);
+    close_world(&w);
+}
+
+/* Some of them are of two clients, and wait for each other. */
+Test(core_parts, whatever_ends_one_of_two_that_exchange_nothing_is_wrong_or_left)
+{
+    static world w;
+
+    w.r = rnd_open("core_parts_two", 9);
+    open_world(&w, true);
+    live(&w);
+    cr_assert_gt(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "devices.0.load.exchange_bytes") +
+                     fx_number(&w.admin, WIRE_SECTION_SUMMARY, "devices.1.load.exchange_bytes"),
+                 0);
     close_world(&w);
 }
 
@@ -671,14 +742,14 @@ Test(core_parts, every_job_ends_when_the_device_is_lost)
     for (int round = 0; round < 12; round++) {
         memset(&w, 0, sizeof w);
         w.r = r;
-        open_world(&w);
+        open_world(&w, false);
         for (int n = 0; n < 40; n++)
             step(&w);
         let_go(&w);
-        fault_device_plan(w.f.dev, &(fault_plan){.call = one_in(&w, 2) ? FAULT_COPY : FAULT_WAIT,
-                                                 .action = FAULT_FAIL,
-                                                 .nth = 1 + rnd_below(&w.r, 6),
-                                                 .status = KVS_E_DEVICE_LOST});
+        fault_device_plan(w.dev[0], &(fault_plan){.call = one_in(&w, 2) ? FAULT_COPY : FAULT_WAIT,
+                                                  .action = FAULT_FAIL,
+                                                  .nth = 1 + rnd_below(&w.r, 6),
+                                                  .status = KVS_E_DEVICE_LOST});
         for (int i = 0; i < CLIENTS; i++)
             for (int k = 0; k < OPEN; k++)
                 if (w.u[i].open[k].id == 0 && w.f.core->lost == KVS_OK)

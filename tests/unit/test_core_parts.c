@@ -120,12 +120,14 @@ static void fill(const user *u, uint32_t slot, uint64_t key)
         slot_at(u, slot)[i] = key * 1000003 + i;
 }
 
-static bool holds(const user *u, uint32_t slot, uint64_t key)
+static void check_holds(const user *u, uint32_t slot, uint64_t key)
 {
-    for (uint32_t i = 0; i < WORDS; i += 64)
-        if (slot_at(u, slot)[i] != key * 1000003 + i)
-            return false;
-    return true;
+    for (uint32_t i = 0; i < WORDS; i += 64) {
+        uint64_t is = slot_at(u, slot)[i];
+
+        cr_assert_eq(is, key * 1000003 + i, "key %llu: word %u of %u in slot %u is %llu: of key %llu?",
+                     (unsigned long long)key, i, WORDS, slot, (unsigned long long)is, (unsigned long long)is / 1000003);
+    }
 }
 
 /* ---- clients ---- */
@@ -456,7 +458,7 @@ static void check_load(world *w, user *u, ask *x, wire_in *in)
         note(w, x, r.status);
         w->loaded += r.status == KVS_OK;
         if (r.status == KVS_OK)
-            cr_assert(holds(u, r.slot, x->key[i]), "wrong bytes for key %llu", (unsigned long long)x->key[i]);
+            check_holds(u, r.slot, x->key[i]);
         if (r.status == KVS_E_NOT_FOUND && !x->any[i])
             cr_assert_eq(slot_at(u, own)[0], ~UINT64_C(0), "nothing was found, but the slot was written");
         if (r.status == KVS_OK && x->any[i])
@@ -625,6 +627,8 @@ static void step(world *w)
     case 11:
     case 12:
     case 13:
+    case 14:
+    case 15:
         begin_pair(w);
         break;
     case 9:
@@ -724,9 +728,6 @@ Test(core_parts, whatever_ends_one_of_two_that_exchange_nothing_is_wrong_or_left
     w.r = rnd_open("core_parts_two", 9);
     open_world(&w, true);
     live(&w);
-    cr_assert_gt(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "devices.0.load.exchange_bytes") +
-                     fx_number(&w.admin, WIRE_SECTION_SUMMARY, "devices.1.load.exchange_bytes"),
-                 0);
     close_world(&w);
 }
 

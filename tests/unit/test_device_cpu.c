@@ -606,6 +606,26 @@ Test(fault_device, a_lazy_device_moves_nothing_before_the_wait)
     d->ops->close(d);
 }
 
+/* Symptom: batches of one tenant's job were not copied, and called good, when the wait for a later one of another failed. */
+Test(fault_device, a_failed_wait_costs_no_batch_before_it)
+{
+    device *d = open_fault();
+    uint8_t from = 5, a = 0, b = 0;
+    uint64_t m1, m2;
+    device_queue *q;
+
+    fault_device_set_lazy(d, true);
+    fault_device_plan(d, &(fault_plan){FAULT_WAIT, FAULT_FAIL, 1, 1, KVS_E_DEVICE, 0});
+    cr_assert_eq(d->ops->queue_open(d, DEVICE_LOAD, &q, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, &(device_copy){&a, &from, 1}, 1, BY_ENGINE, &m1, NULL), KVS_OK);
+    cr_assert_eq(d->ops->copy(q, &(device_copy){&b, &from, 1}, 1, BY_ENGINE, &m2, NULL), KVS_OK);
+    cr_assert_eq(d->ops->wait(q, m2, NULL), KVS_E_DEVICE);
+    cr_assert_eq(d->ops->wait(q, m1, NULL), KVS_OK);
+    cr_assert(a == 5 && b == 0);
+    d->ops->queue_close(q);
+    d->ops->close(d);
+}
+
 Test(fault_device, passes_kernels_on)
 {
     device *d = open_fault();

@@ -37,6 +37,7 @@ struct conn {
     const char *farewell;  /* reason: nothing more is read, and closed when all replies are out; NULL: not */
     const char *condemned; /* reason; closed on the next turn, outside of any call from the peer */
     bool quick;            /* the latest request came soon after an answer */
+    bool asking;           /* an answer is due; what goes out otherwise are events */
     bool more;             /* frames may be left in the reader */
     bool stalled;          /* sending failed for lack of kernel memory */
     bool closing;
@@ -246,11 +247,16 @@ static void stay_awake(const conn *c)
 static void has_asked(conn *c)
 {
     c->quick = c->answered_us != 0 && conn_now_us() - c->answered_us < CONN_QUICK_US;
+    c->asking = true;
     stay_awake(c);
 }
 
+/* Something went out. */
 static void was_answered(conn *c)
 {
+    if (!c->asking)
+        return;
+    c->asking = c->out != NULL || peer_in_flight(c->peer) > 0;
     c->answered_us = conn_now_us();
     stay_awake(c);
 }

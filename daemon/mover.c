@@ -420,33 +420,42 @@ static void count_path(mover_run *r, uint64_t busy_us)
     add_path(r, MOVER_EXCHANGE, r->n_pulled, pulling_us);
 }
 
+/* The device was lost in an earlier turn. */
+static bool lose(mover_run *r)
+{
+    kvs_err err;
+
+    (void)kvs_fail(&err, KVS_E_DEVICE_LOST, "device %s was lost before", r->m->dev->ops->name);
+    return fail_all(r, &err);
+}
+
+/* A job has ended: nobody may read or write what is its submitter's again.  A block that a stop has cut, or a lost device, is
+ * not summed further; those that are whole are, whatever has become of the others. */
+static void finish_sums(mover_run *r)
+{
+    drop_open_sum(r);
+    if (r->m->sums != NULL)
+        sums_finish(r->m->sums);
+}
+
 static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
 {
     mover *m = ud;
     mover_job *x = (mover_job *)(void *)j;
     mover_run r = {.m = m, .j = x, .at = x->at, .most = shared ? SHARED_BLOCKS : UINT32_MAX};
     uint64_t began = thread_now_us();
-    bool ended = true;
-    kvs_err err;
+    bool ended;
 
     look(&r);
-    if (m->lost) {
-        drop_open_sum(&r);
-        (void)kvs_fail(&err, KVS_E_DEVICE_LOST, "device %s was lost before", m->dev->ops->name);
-        ended = fail_all(&r, &err);
-    } else {
-        (void)pthread_mutex_lock(&m->lock);
-        m->now = m->set;
-        (void)pthread_mutex_unlock(&m->lock);
-        ended = run_batch(&r, shared ? 1 : m->depth);
-        if (ended)
-            drop_open_sum(&r); /* of a block that a stop has cut, or a lost device */
-        if (ended && m->sums != NULL)
-            sums_finish(m->sums); /* before the clock stops: the job is not over without them */
-        count_path(&r, thread_now_us() - began);
-        x->at = r.at;
-        *ret_bytes = r.turn_bytes;
-    }
+    (void)pthread_mutex_lock(&m->lock);
+    m->now = m->set;
+    (void)pthread_mutex_unlock(&m->lock);
+    ended = m->lost ? lose(&r) : run_batch(&r, shared ? 1 : m->depth);
+    if (ended)
+        finish_sums(&r); /* before the clock stops: the job is not over without them */
+    count_path(&r, thread_now_us() - began);
+    x->at = r.at;
+    *ret_bytes = r.turn_bytes;
     if (ended && x->twin != NULL)
         mover_end_shared(x);
     return ended;

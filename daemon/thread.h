@@ -37,7 +37,7 @@ int thread_cond_init(pthread_cond_t *c);
 /* Wait at most `us`.  `m` is held; early returns happen. */
 void thread_cond_wait_us(pthread_cond_t *c, pthread_mutex_t *m, uint64_t us);
 
-/* Start `fn(arg)` under a name of at most 15 bytes, all signals blocked: they belong to the loop. */
+/* Start `fn(arg)` under a name of at most 15 bytes, all signals blocked but for its own faults: they belong to the loop. */
 kvs_status thread_start(pthread_t *ret, const char *name, void *(*fn)(void *), void *arg, kvs_err *err);
 
 #endif

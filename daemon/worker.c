@@ -368,8 +368,10 @@ static void park(worker *w)
 static void pause_worker(worker *w)
 {
     w->polled = 0;
-    if (lingers(w))
+    if (lingers(w)) {
+        beat_mark(BEAT_RUNNING); /* it may look out for as long as jobs are announced, also where none comes */
         return;
+    }
     if (w->n_waiting > 0) {
         uint64_t now = thread_now_us();
 

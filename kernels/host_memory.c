@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CGROUP_ROOT "/sys/fs/cgroup"
-enum { GROUP_BYTES = 128 }; /* of a name that is shown */
+#include "proto/cgroup.h"
 
 /* The number behind `key` in a file of "key number" lines; an empty key takes the first line. */
 static bool number_in(const char *path, const char *key, uint64_t *ret)
@@ -33,58 +32,66 @@ static bool number_in(const char *path, const char *key, uint64_t *ret)
     return found;
 }
 
-/* Room in one group: its limit less what is charged, where clean file pages do not count. */
-static uint64_t group_room(const char *dir)
+/* [a group of the newer kind, of the older one] */
+static const struct {
+    const char *max, *used, *reclaimable;
+} files[2] = {{"memory.max", "memory.current", "inactive_file "},
+              {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "}};
+
+static bool number_of(const char *dir, const char *name, const char *key, uint64_t *ret)
 {
     char path[PATH_MAX + 32];
-    uint64_t max, used, reclaimable = 0;
 
-    (void)snprintf(path, sizeof path, "%s/memory.max", dir);
-    if (!number_in(path, "", &max))
-        return UINT64_MAX; /* "max", or no such controller */
-    (void)snprintf(path, sizeof path, "%s/memory.current", dir);
-    if (!number_in(path, "", &used))
-        return UINT64_MAX;
-    (void)snprintf(path, sizeof path, "%s/memory.stat", dir);
-    (void)number_in(path, "inactive_file ", &reclaimable);
-    used -= reclaimable < used ? reclaimable : used;
-    return used < max ? max - used : 0;
+    (void)snprintf(path, sizeof path, "%s/%s", dir, name);
+    return number_in(path, key, ret);
 }
 
-/* The tightest group's room, and its folder below the root; "" where none has a limit. */
-static uint64_t groups_room(char tightest[GROUP_BYTES])
+/* Room in one group: its limit less what is charged, where clean file pages do not count.  "max", or no such controller:
+ * UINT64_MAX. */
+static uint64_t group_room(const char *dir)
 {
-    char line[PATH_MAX], dir[PATH_MAX + sizeof CGROUP_ROOT];
-    uint64_t room = UINT64_MAX;
-    bool found = false;
-    FILE *f = fopen("/proc/self/cgroup", "re");
+    uint64_t max, used, reclaimable = 0;
 
-    tightest[0] = '\0';
-    if (f == NULL)
-        return UINT64_MAX;
-    while (!found && fgets(line, sizeof line, f) != NULL)
-        found = strncmp(line, "0::/", 4) == 0;
-    (void)fclose(f);
-    if (!found)
-        return UINT64_MAX;
-    line[strcspn(line, "\n")] = 0;
-    (void)snprintf(dir, sizeof dir, "%s%s", CGROUP_ROOT, line + 3);
-    while (strlen(dir) > strlen(CGROUP_ROOT)) { /* the root has no limit file */
-        uint64_t here = group_room(dir);
-
-        if (here < room) {
-            room = here;
-            (void)snprintf(tightest, GROUP_BYTES, "%.100s", dir + strlen(CGROUP_ROOT));
-        }
-        *strrchr(dir, '/') = 0;
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        if (!number_of(dir, files[i].max, "", &max) || !number_of(dir, files[i].used, "", &used))
+            continue;
+        (void)number_of(dir, "memory.stat", files[i].reclaimable, &reclaimable);
+        used -= reclaimable < used ? reclaimable : used;
+        return used < max ? max - used : 0;
     }
-    return room;
+    return UINT64_MAX;
+}
+
+typedef struct tightest {
+    uint64_t room;
+    size_t root; /* bytes of the tree's path */
+    char *ret;   /* its folder below that */
+} tightest;
+
+static void look_at_group(void *ud, const char *dir)
+{
+    uint64_t here = group_room(dir);
+    tightest *t = ud;
+
+    if (here >= t->room)
+        return;
+    t->room = here;
+    (void)snprintf(t->ret, KVS_GROUP_BYTES, "%.100s", dir[t->root] != '\0' ? dir + t->root : "/");
+}
+
+uint64_t kvs_host_groups_room(const char *membership, const char *tree, char ret_tightest[KVS_GROUP_BYTES])
+{
+    tightest t = {UINT64_MAX, strlen(tree), ret_tightest};
+
+    ret_tightest[0] = '\0';
+    cgroup_each(membership, tree, "memory", look_at_group, &t);
+    return t.room;
 }
 
 /* group: whose limit it is; "": the machine's. */
-static uint64_t available(char group[GROUP_BYTES])
+static uint64_t available(char group[KVS_GROUP_BYTES])
 {
-    uint64_t system_kib, groups = groups_room(group);
+    uint64_t system_kib, groups = kvs_host_groups_room(CGROUP_MEMBERSHIP, CGROUP_TREE, group);
 
     if (!number_in("/proc/meminfo", "MemAvailable:", &system_kib) || system_kib > UINT64_MAX / 1024)
         return groups;
@@ -96,14 +103,14 @@ static uint64_t available(char group[GROUP_BYTES])
 
 uint64_t kvs_host_available(void)
 {
-    char group[GROUP_BYTES];
+    char group[KVS_GROUP_BYTES];
 
     return available(group);
 }
 
 kvs_status kvs_host_want(const char *what, uint64_t bytes, kvs_err *err)
 {
-    char group[GROUP_BYTES];
+    char group[KVS_GROUP_BYTES];
     uint64_t room = available(group);
 
     if (bytes <= room)

@@ -10,9 +10,14 @@
 
 #include "proto/status.h"
 
-/* The smallest of: MemAvailable, and what is left below the memory limit of each control group (v2) that we
- * are in. UINT64_MAX where the system does not tell. */
+/* The smallest of: MemAvailable, and what is left below the memory limit of each control group that we are in.
+ * UINT64_MAX where the system does not tell. */
 uint64_t kvs_host_available(void);
+
+/* What is left below the limits of the groups that `membership` names, and of those around them; see proto/cgroup.h.
+ * *ret_tightest: the one with the least, below `tree`; "" where none has a limit. */
+enum { KVS_GROUP_BYTES = 128 };
+uint64_t kvs_host_groups_room(const char *membership, const char *tree, char ret_tightest[KVS_GROUP_BYTES]);
 
 /* E_NO_SPACE if `bytes` more for `what` are not available: both numbers, what sets the limit, and what to do. */
 kvs_status kvs_host_want(const char *what, uint64_t bytes, kvs_err *err);

@@ -5,8 +5,9 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
+
+#include "proto/cgroup.h"
 
 enum { MAX_PATH = 4096, MOST_CPUS = 65536 };
 
@@ -33,76 +34,24 @@ static unsigned quota_of(const char *dir)
     if (!read_words(dir, "cpu.max", quota, period) &&
         !(read_words(dir, "cpu.cfs_quota_us", quota, rest) && read_words(dir, "cpu.cfs_period_us", period, rest)))
         return UINT_MAX;
-    cpus = strtod(period, NULL) > 0 ? strtod(quota, NULL) / strtod(period, NULL) : 0; /* "max", -1: no limit */
-    if (cpus <= 0 || cpus > MOST_CPUS)
+    cpus = strtod(period, NULL) > 0 ? strtod(quota, NULL) / strtod(period, NULL) : 0;
+    if (!(cpus > 0 && cpus <= MOST_CPUS)) /* "max", -1, or no number at all */
         return UINT_MAX;
     return cpus < 1 ? 1 : (unsigned)cpus;
 }
 
-/* Of the group and of all around it, up to where the hierarchy is mounted. */
-static unsigned quota_above(const char *tree, const char *group)
+static void look_at_group(void *ud, const char *dir)
 {
-    char dir[MAX_PATH];
-    size_t root = strlen(tree);
-    unsigned least = UINT_MAX;
+    unsigned *least = ud, n = quota_of(dir);
 
-    if ((size_t)snprintf(dir, sizeof dir, "%s%s", tree, group) >= sizeof dir)
-        return UINT_MAX;
-    for (;;) {
-        unsigned n = quota_of(dir);
-        char *slash = strrchr(dir, '/');
-
-        least = n < least ? n : least;
-        if (slash == NULL || (size_t)(slash - dir) < root)
-            return least;
-        *slash = '\0';
-    }
-}
-
-/* Is `cpu` one of the controllers, "cpu,cpuacct" say? */
-static bool has_cpu(const char *controllers)
-{
-    const char *at = controllers;
-
-    for (size_t n; *at != '\0'; at += n + (at[n] == ',')) {
-        n = strcspn(at, ",");
-        if (n == 3 && memcmp(at, "cpu", 3) == 0)
-            return true;
-    }
-    return false;
-}
-
-/* A line is number:controllers:group; no controllers: it is the one hierarchy of the newer kind. */
-static unsigned granted_by(char *line, const char *tree)
-{
-    char *controllers = strchr(line, ':'), *group = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
-    char older[MAX_PATH];
-
-    if (group == NULL)
-        return UINT_MAX;
-    *group++ = '\0';
-    group[strcspn(group, "\n")] = '\0';
-    controllers++;
-    if (controllers[0] == '\0')
-        return quota_above(tree, group);
-    if (!has_cpu(controllers) || (size_t)snprintf(older, sizeof older, "%s/cpu", tree) >= sizeof older)
-        return UINT_MAX;
-    return quota_above(older, group);
+    *least = n < *least ? n : *least;
 }
 
 unsigned cpus_granted(const char *membership, const char *tree)
 {
-    FILE *f = fopen(membership, "re");
     unsigned least = UINT_MAX;
-    char line[MAX_PATH];
 
-    while (f != NULL && fgets(line, sizeof line, f) != NULL) {
-        unsigned n = granted_by(line, tree);
-
-        least = n < least ? n : least;
-    }
-    if (f != NULL)
-        (void)fclose(f);
+    cgroup_each(membership, tree, "cpu", look_at_group, &least);
     return least;
 }
 
@@ -128,7 +77,7 @@ static unsigned by_affinity(void)
 
 unsigned cpus_usable(void)
 {
-    unsigned here = by_affinity(), granted = cpus_granted("/proc/self/cgroup", "/sys/fs/cgroup");
+    unsigned here = by_affinity(), granted = cpus_granted(CGROUP_MEMBERSHIP, CGROUP_TREE);
 
     return granted < here ? granted : here;
 }

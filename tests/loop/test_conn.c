@@ -519,6 +519,30 @@ Test(conn, stays_awake_for_a_client_that_asks_again_at_once_and_for_no_longer)
     end();
 }
 
+/* One that watches once asked in quick succession; since then it only listens. */
+Test(conn, does_not_stay_awake_for_events)
+{
+    raw_client c;
+    frame f;
+
+    begin();
+    (void)uv_timer_stop(&h.timer);
+    join_client(&c);
+    say_hello(&c);
+    ask_quickly(&c);
+    cr_assert(looks_and_does_not_wait());
+    for (int i = 0; i < 20; i++) {
+        usleep(2 * CONN_QUICK_US);
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+        fake_reply(h.core.peers, WIRE_EVENT, 0, NULL, 0, false);
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+        cr_assert_not(looks_and_does_not_wait(), "after event %d", i);
+        cr_assert(recv_frame(&c, &f));
+    }
+    raw_close(&c);
+    end();
+}
+
 Test(conn, sleeps_between_quick_questions_where_processors_are_few)
 {
     raw_client c;

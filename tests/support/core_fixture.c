@@ -50,6 +50,8 @@ static void open_on(fx *f, bool two)
     f->fds_before = fx_count_fds();
     sink_init(&f->sink);
     f->dev = open_faulty();
+    if (f->depth > 0)
+        fault_device_pretend(f->dev, f->depth, false);
     if (two && f->faulty_twice)
         f->second = open_faulty();
     else if (two)
@@ -189,6 +191,12 @@ static void hello(fx_client *c)
 void fx_client_open(fx_client *c, fx *f)
 {
     fx_connect(c, f, false);
+    hello(c);
+}
+
+void fx_client_open_tenant(fx_client *c, fx *f, uint32_t tenant)
+{
+    fx_connect_tenant(c, f, tenant);
     hello(c);
 }
 

@@ -25,6 +25,7 @@ typedef struct fx {
     config cfg;
     core *core;
     uint64_t now_us;
+    uint32_t depth; /* batches that the first device says it likes to have queued; 0: as the cpu device */
     int fds_before;
 } fx;
 
@@ -75,6 +76,7 @@ int fx_count_fds(void);
 void fx_connect(fx_client *c, fx *f, bool admin);             /* no HELLO */
 void fx_connect_tenant(fx_client *c, fx *f, uint32_t tenant); /* below cfg.n_tenants */
 void fx_client_open(fx_client *c, fx *f);                     /* with HELLO */
+void fx_client_open_tenant(fx_client *c, fx *f, uint32_t tenant);
 void fx_admin_open(fx_client *c, fx *f);
 void fx_gone(fx_client *c); /* peer_gone, then completions until closed */
 

@@ -51,6 +51,11 @@ static void make(const char *path)
 
 Test(cpus, without_a_quota_nothing_is_said)
 {
+    static const char *const odd[] = {
+        "",       "\n",           "nan 100000\n", "inf 100000\n", "100000 nan\n", "100000 inf\n",
+        "1000\n", "100000 0\n",   "100000 -1\n",  "-1 100000\n",  "0 100000\n",   "99999999999999999999999999 1\n",
+        "max\n",  "max max max\n"};
+
     cr_assert_eq(cpus_granted(membership, tree), UINT_MAX, "no such file");
     put("self", "0::/a\n");
     cr_assert_eq(cpus_granted(membership, tree), UINT_MAX, "no such group");
@@ -60,6 +65,13 @@ Test(cpus, without_a_quota_nothing_is_said)
     put("tree/a/cpu.max", "nonsense\n");
     cr_assert_eq(cpus_granted(membership, tree), UINT_MAX);
     put("self", "no colons\n0:one\n");
+    cr_assert_eq(cpus_granted(membership, tree), UINT_MAX);
+    put("self", "0::/a\n");
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+        put("tree/a/cpu.max", odd[i]);
+        cr_assert_eq(cpus_granted(membership, tree), UINT_MAX, "\"%s\"", odd[i]);
+    }
+    put("self", "0::/../../../..\n");
     cr_assert_eq(cpus_granted(membership, tree), UINT_MAX);
 }
 

@@ -3,9 +3,11 @@
 
 #include <criterion/criterion.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdalign.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
@@ -272,6 +274,57 @@ Test(mover, loses_also_the_items_that_come_when_the_device_is_lost)
     for (uint32_t i = 0; i < SLOTS; i++)
         cr_assert_eq(k->items[i].status, KVS_E_DEVICE_LOST, "item %u", i);
     cr_assert_eq(stub_count(&dev, STUB_WAIT), 1, "a lost device was asked again");
+    end();
+}
+
+static uint8_t *slow_at;
+static const size_t slow_bytes = 1 << 20;
+
+/* Memory that takes its time to be read. */
+static void on_slow_read(int sig)
+{
+    (void)sig;
+    (void)usleep(50000);
+    (void)mprotect(slow_at, slow_bytes, PROT_READ | PROT_WRITE);
+}
+
+static void make_slow(uint8_t *at)
+{
+    struct sigaction a = {.sa_handler = on_slow_read};
+
+    slow_at = at + (uintptr_t) - (uintptr_t)at % 4096;
+    cr_assert_eq(sigaction(SIGSEGV, &a, NULL), 0);
+    cr_assert_eq(mprotect(slow_at, slow_bytes, PROT_NONE), 0);
+}
+
+/* What was there before the loss is summed by other threads, which write into the job: they have ended when it is given back. */
+Test(mover, gives_a_job_back_with_the_device_lost_when_nobody_sums_for_it_any_more)
+{
+    const uint64_t page = UINT64_C(16) << 20;
+    uint64_t at_once;
+    task *k;
+
+    dev.ops.depth = 2;
+    start(DEVICE_STORE, true, 1, page);
+    k = make(0, 0, 1);
+    k->job.checksum = true;
+    stub_fail(&dev, STUB_COPY, 4, KVS_E_DEVICE_LOST); /* 4, 8 and 4 MiB: the first block is there */
+    stub_hold(&dev, 3);
+    mover_begin(m, &k->job, 2);
+    stub_await_held(&dev);
+    make_slow(host + (UINT64_C(14) << 20));
+    k->job.n_items = 2;
+    k->items[1] = (mover_item){.host = host + page, .slot = 1};
+    mover_add(m, &k->job);
+    stub_release(&dev);
+    while (stub_count(&dev, STUB_COPY) < 4)
+        thread_relax();
+    mover_complete(m, &k->job);
+    cr_assert(sink_run_until(&done, 1));
+    at_once = k->items[0].checksum;
+    (void)usleep(200000);
+    cr_assert_eq(k->items[0].status, KVS_E_DEVICE_LOST);
+    cr_assert_eq(k->items[0].checksum, at_once, "a thread wrote into a job that was given back");
     end();
 }
 
@@ -1336,6 +1389,23 @@ Test(mover, sleeps_soon_after_a_job_of_a_fast_device)
     cr_assert(sink_run_until(&done, 1));
     (void)wake_ups(100);
     cr_assert_leq(wake_ups(300), 5);
+    end();
+}
+
+/* A client whose requests are refused, each after it has been announced: the thread neither sleeps nor works. */
+Test(mover, shows_that_it_lives_while_it_looks_out_for_jobs_that_never_come)
+{
+    uint64_t until, oldest = 0;
+
+    dev.ops.depth = 2;
+    start(DEVICE_LOAD, true, PLANES, PAGE);
+    for (until = thread_now_us() + 400000; thread_now_us() < until; thread_relax()) {
+        uint64_t us = beat_oldest(BEAT_RUNNING).us;
+
+        oldest = us > oldest ? us : oldest;
+        mover_expect(m);
+    }
+    cr_assert_lt(oldest, 200000, "the watchdog would take it for hung");
     end();
 }
 

@@ -356,17 +356,19 @@ static kvs_status fault_copy(device_queue *dq, const device_copy *c, size_t n, d
     return s;
 }
 
-/* Work that failed is over: it does not land later. */
-static void forget_until(fault_queue *q, uint64_t mark)
+/* Work that failed is over: it does not land later.  What was queued before it, and has not been waited for, does. */
+static void forget(fault_queue *q, uint64_t mark)
 {
-    while (q->first != NULL && q->first->mark <= mark) {
-        fault_batch *next = q->first->next;
+    for (fault_batch **at = &q->first; *at != NULL; at = &(*at)->next)
+        if ((*at)->mark == mark) {
+            fault_batch *b = *at;
 
-        free(q->first);
-        q->first = next;
-    }
-    if (q->first == NULL)
-        q->last = &q->first;
+            *at = b->next;
+            if (*at == NULL)
+                q->last = at;
+            free(b);
+            return;
+        }
 }
 
 static kvs_status fault_wait(device_queue *dq, uint64_t mark, kvs_err *err)
@@ -375,7 +377,7 @@ static kvs_status fault_wait(device_queue *dq, uint64_t mark, kvs_err *err)
     kvs_status s = pass(q->base.dev, FAULT_WAIT, err);
 
     if (s == KVS_E_DEVICE)
-        forget_until(q, mark);
+        forget(q, mark);
     if (s == KVS_OK && mark > q->mark)
         s = kvs_fail(err, KVS_E_INVALID, "mark: %llu was not given out", (unsigned long long)mark);
     return s != KVS_OK ? s : run_until(q, mark, err);

@@ -1,24 +1,37 @@
 #include "daemon/core.h"
+#include "proto/backend.h"
 #include "tests/support/core_fixture.h"
 #include "tests/support/random.h"
 
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 /* Random lives of LOADs that may have twins: two tenants whose keys are the same and whose blocks are not, with a client on each
- * of three devices and one more that shares the first one; slots that clients name and slots that the daemon chooses; counters, deadlines, cancels,
+ * of three devices and one more, an engine with memory of its own, on the first one; slots that clients name and slots that the daemon
+ * chooses; counters, deadlines, cancels,
  * clients that go, keys that are dropped, slots that are given back, a configuration that changes; devices that are slow and that fail.
  *
  * Whatever an answer or a counter says is there must be there, and from then on the slots are the client's, who overwrites them
  * at once: a twin that still reads from them hands on what was written. */
 
-enum { TENANTS = 2, OF_TENANT = 4, RANKS = TENANTS * OF_TENANT, N = 24, SPARE = 4, FIRST = 100, BLANK = 0x99 };
+enum {
+    TENANTS = 2,
+    OF_TENANT = 4,
+    RANKS = TENANTS * OF_TENANT,
+    N = 24,
+    SPARE = 4,
+    STRIDE = 2,
+    FIRST = 100,
+    BLANK = 0x99
+};
 
 typedef struct rank {
     uint32_t tenant, device;
-    bool chooses; /* the daemon does: its slots are shared */
+    bool chooses;  /* the daemon does: its slots are shared */
+    bool imported; /* its memory is its own, with gaps between the slots */
     fx_client c;
     fx_region g;
     wire_slot_ref slots[N]; /* that it names */
@@ -35,7 +48,7 @@ typedef struct world {
     device *dev[3];
     rank r[RANKS];
     uint32_t ns[TENANTS];
-    uint64_t n_ok, n_partial, n_cancelled, n_deadline;
+    uint64_t n_ok, n_partial, n_cancelled, n_deadline, n_lost;
 } world;
 
 /* The pattern of a tenant's block; the k-th that it names at present. */
@@ -44,18 +57,61 @@ static uint64_t seed_of(const rank *r, uint32_t k)
     return FIRST + r->shift + k + r->tenant * UINT64_C(100000);
 }
 
+/* Where the slot is in its memory, in slots. */
+static uint32_t place_of(const rank *r, uint32_t slot)
+{
+    return r->imported ? slot * STRIDE : slot;
+}
+
+static bool holds(const rank *r, uint32_t slot, uint32_t k)
+{
+    return fx_holds(&r->g, place_of(r, slot), seed_of(r, k));
+}
+
 static void wipe(const rank *r)
 {
     for (uint32_t k = 0; k < N && !r->chooses; k++)
-        memset(r->g.base + (size_t)r->slots[k].slot * FX_SLOT, BLANK, FX_SLOT);
+        memset(r->g.base + (size_t)place_of(r, r->slots[k].slot) * FX_SLOT, BLANK, FX_SLOT);
+}
+
+static void import(world *w, rank *r)
+{
+    const wire_plane_map map = {0, KVS_BACKEND_UNSAID, 0, STRIDE * FX_SLOT};
+    uint64_t id = r->c.next_id++;
+    fx_body *b = fx_new();
+    wire_region_rep rep;
+    fx_answer a;
+    int fd;
+
+    r->g =
+        (fx_region){.n_slots = N, .bytes = (uint64_t)N * STRIDE * FX_SLOT, .fd = memfd_create("e", MFD_ALLOW_SEALING)};
+    cr_assert(r->g.fd >= 0 && fallocate(r->g.fd, 0, 0, (off_t)r->g.bytes) == 0 &&
+              fcntl(r->g.fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+    r->g.base = mmap(NULL, r->g.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r->g.fd, 0);
+    cr_assert(r->g.base != MAP_FAILED);
+    fd = dup(r->g.fd);
+    wire_put_region_import_req(
+        &b->out, &(wire_region_import_req){.ns = w->ns[r->tenant], .device = r->device, .n_slots = N, .n_maps = 1});
+    wire_put_plane_map(&b->out, &map);
+    cr_assert_eq(fx_send_frame(&r->c, WIRE_REGION_IMPORT, id, 0, b, &fd, 1), KVS_OK);
+    a = fx_wait(&r->c, id);
+    cr_assert_eq(a.status, KVS_OK, "%s", a.msg);
+    wire_get_region_rep(&a.in, &rep);
+    r->g.id = rep.region;
+    fx_done(&a);
+    for (uint32_t k = 0; k < N; k++)
+        r->slots[k] = (wire_slot_ref){N - 1 - k, 0};
 }
 
 static void join(world *w, rank *r)
 {
     fx_client_open_tenant(&r->c, &w->f, r->tenant);
     w->ns[r->tenant] = fx_ns(&r->c, "m");
-    r->g = fx_slots_on(&r->c, r->device, w->ns[r->tenant], N + SPARE);
-    if (!r->chooses)
+    if (r->imported)
+        import(w, r);
+    else
+        r->g = fx_slots_on(&r->c, r->device, w->ns[r->tenant], N + SPARE);
+    if (!r->chooses && !r->imported)
         fx_take(&r->c, &r->g, N, r->slots);
     wipe(r);
     r->value = r->shift = 0;
@@ -111,14 +167,20 @@ static void start(world *w)
         w->r[i].tenant = i / OF_TENANT;
         w->r[i].device = i % OF_TENANT % 3;
         w->r[i].chooses = i % OF_TENANT == 2;
+        w->r[i].imported = i % OF_TENANT == 3;
         join(w, &w->r[i]);
     }
 }
 
-static void stop(world *w)
+static void all_leave(world *w)
 {
     for (uint32_t i = 0; i < RANKS; i++)
         leave(w, &w->r[i]);
+}
+
+static void stop(world *w)
+{
+    all_leave(w);
     cr_assert_eq(fx_number(&w->admin, WIRE_SECTION_SUMMARY, "region_bytes"), 0);
     cr_assert_eq(fx_number(&w->admin, WIRE_SECTION_FSCK, "ok"), 1);
     fx_gone(&w->admin);
@@ -241,7 +303,8 @@ static void disturb(world *w, rnd *x)
         forget(w, r, x);
         break;
     case 4:
-        if (r->out && !r->chooses && !r->given_back && !r->has_signalled && !fx_has_reply(&r->c, r->id)) {
+        if (r->out && !r->chooses && !r->imported && !r->given_back && !r->has_signalled &&
+            !fx_has_reply(&r->c, r->id)) {
             r->given_back = true;
             drop_slots(r, 1, &r->slots[N - 1]);
         }
@@ -273,7 +336,7 @@ static void look_at_counter(rank *r)
     if (r->chooses)
         return;
     for (uint32_t k = 0; k < r->n && fx_counter_error(&r->c, 0) == 0; k++)
-        cr_assert(fx_holds(&r->g, r->slots[k].slot, seed_of(r, k)), "block %u, as the counter says", k);
+        cr_assert(holds(r, r->slots[k].slot, k), "block %u, as the counter says", k);
     if (!r->given_back)
         wipe(r);
 }
@@ -291,7 +354,7 @@ static void look_at_blocks(rank *r, fx_answer *a)
 
         wire_get_load_result(&a->in, &x);
         if (x.status == KVS_OK && !(r->has_signalled && !r->chooses))
-            cr_assert(fx_holds(&r->g, x.slot, seed_of(r, k)), "block %u", k);
+            cr_assert(holds(r, x.slot, k), "block %u", k);
         if (x.status == KVS_OK && r->chooses)
             got[n++] = (wire_slot_ref){x.slot, x.gen};
         cr_assert(a->status != KVS_OK || x.status == KVS_OK);
@@ -317,6 +380,7 @@ static void settle(rank *r)
 /* Its answer, if it is there; after a deadline its CANCEL's comes when the slots are the client's again. */
 static void look_at_answer(world *w, rank *r)
 {
+    bool is_ours = true;
     fx_answer a;
 
     if (!fx_has_reply(&r->c, r->id))
@@ -328,8 +392,9 @@ static void look_at_answer(world *w, rank *r)
     w->n_partial += a.status == KVS_E_PARTIAL;
     w->n_cancelled += a.status == KVS_E_CANCELLED;
     w->n_deadline += a.status == KVS_E_DEADLINE;
+    w->n_lost += a.status == KVS_E_DEVICE_LOST;
     cr_assert(a.status == KVS_OK || a.status == KVS_E_PARTIAL || a.status == KVS_E_CANCELLED ||
-                  a.status == KVS_E_DEADLINE,
+                  a.status == KVS_E_DEADLINE || (a.status == KVS_E_DEVICE_LOST && core_lost(w->f.core) != KVS_OK),
               "%u %s", a.status, a.msg);
     if (a.status != KVS_E_DEADLINE)
         look_at_blocks(r, &a);
@@ -343,10 +408,14 @@ static void look_at_answer(world *w, rank *r)
         while (!fx_has_reply(&r->c, r->cancel_id))
             turn(w, 100);
         c = fx_wait(&r->c, r->cancel_id);
+        is_ours = c.status == KVS_OK;
+        cr_assert(is_ours || core_lost(w->f.core) != KVS_OK);
         fx_done(&c);
     }
     fx_done(&a);
-    settle(r);
+    if (is_ours)
+        settle(r);
+    r->out = false;
 }
 
 static bool all_over(const world *w)
@@ -357,27 +426,37 @@ static bool all_over(const world *w)
     return true;
 }
 
-static void one_life(world *w, rnd *x)
+static void send_some(world *w, rnd *x)
 {
     uint32_t at = (uint32_t)rnd_below(x, RANKS), stride = 1 + 2 * (uint32_t)rnd_below(x, RANKS / 2);
 
     for (uint32_t i = 0; i < RANKS; i++)
         if (rnd_below(x, 6))
             send(w, &w->r[(at + i * stride) % RANKS], x);
+}
+
+static void look(world *w, rnd *x, uint64_t step)
+{
+    for (uint32_t i = 0; i < RANKS; i++) {
+        rank *r = &w->r[i];
+
+        if (r->out && r->waits && (step > 30 || !rnd_below(x, 8)))
+            fx_raise(&r->c, 2, r->value);
+        if (r->out)
+            look_at_counter(r);
+        if (r->out)
+            look_at_answer(w, r);
+    }
+    turn(w, rnd_below(x, 200));
+}
+
+static void one_life(world *w, rnd *x)
+{
+    send_some(w, x);
     for (uint64_t step = 0; !all_over(w); step++) {
         if (!rnd_below(x, 6))
             disturb(w, x);
-        for (uint32_t i = 0; i < RANKS; i++) {
-            rank *r = &w->r[i];
-
-            if (r->out && r->waits && (step > 30 || !rnd_below(x, 8)))
-                fx_raise(&r->c, 2, r->value);
-            if (r->out)
-                look_at_counter(r);
-            if (r->out)
-                look_at_answer(w, r);
-        }
-        turn(w, rnd_below(x, 200));
+        look(w, x, step);
     }
 }
 
@@ -416,4 +495,101 @@ Test(exchange_lives, leave_what_they_say_and_no_trace, .timeout = 120)
         cr_assert_gt(exchanged(&w, i), 0);
     cr_assert(w.n_ok > 0 && w.n_partial > 0 && w.n_cancelled > 0 && w.n_deadline > 0);
     stop(&w);
+}
+
+/* ---- the last of them ---- */
+
+static void last_life(world *w, rnd *x, void (*end)(world *w))
+{
+    uint64_t when = rnd_below(x, 15);
+
+    send_some(w, x);
+    for (uint64_t step = 0; step <= when || !all_over(w); step++) {
+        if (step == when && end)
+            end(w);
+        look(w, x, step);
+    }
+}
+
+/* Symptom: a LOAD was not answered, or not ended, because its twin's device was lost. */
+Test(exchange_lives, end_all_when_devices_are_lost, .timeout = 120)
+{
+    rnd x = rnd_open("exchange_lives", 4);
+    uint64_t n_lost = 0;
+
+    for (int i = 0; i < 40; i++) {
+        world w = {.n_ok = 0};
+
+        start(&w);
+        store(&w, 0);
+        store(&w, 1);
+        plan_faults(&w, &x);
+        for (int k = 0; k < 3; k++)
+            if (rnd_below(&x, 2))
+                fault_device_plan(w.dev[k], &(fault_plan){.call = rnd_below(&x, 2) ? FAULT_COPY : FAULT_WAIT,
+                                                          .action = FAULT_FAIL,
+                                                          .nth = 1 + rnd_below(&x, 6),
+                                                          .status = KVS_E_DEVICE_LOST});
+        last_life(&w, &x, NULL);
+        n_lost += w.n_lost;
+        cr_assert_null(w.f.core->held);
+        all_leave(&w);
+        fx_gone(&w.admin);
+        fx_close(&w.f);
+    }
+    cr_assert_gt(n_lost, 0);
+}
+
+static void drain(world *w)
+{
+    core_drain(w->f.core);
+}
+
+Test(exchange_lives, end_when_the_daemon_does, .timeout = 120)
+{
+    rnd x = rnd_open("exchange_lives", 5);
+
+    for (int i = 0; i < 40; i++) {
+        world w = {.n_ok = 0};
+
+        start(&w);
+        store(&w, 0);
+        store(&w, 1);
+        plan_faults(&w, &x);
+        last_life(&w, &x, drain);
+        cr_assert(core_is_idle(w.f.core));
+        all_leave(&w);
+        fx_gone(&w.admin);
+        fx_close(&w.f);
+    }
+}
+
+/* A reload has taken tenant 1 out: its blocks are dropped, and the server closes its connections. */
+static void take_out(world *w)
+{
+    w->f.cfg.tenants[1].gone = true;
+    core_configured(w->f.core);
+    for (uint32_t i = OF_TENANT; i < RANKS; i++)
+        leave(w, &w->r[i]);
+}
+
+Test(exchange_lives, end_with_their_tenant, .timeout = 120)
+{
+    rnd x = rnd_open("exchange_lives", 6);
+
+    for (int i = 0; i < 40; i++) {
+        world w = {.n_ok = 0};
+
+        start(&w);
+        store(&w, 0);
+        store(&w, 1);
+        plan_faults(&w, &x);
+        last_life(&w, &x, take_out);
+        cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_FSCK, "ok"), 1);
+        for (uint32_t k = 0; k < OF_TENANT; k++)
+            leave(&w, &w.r[k]);
+        cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "region_bytes"), 0);
+        fx_gone(&w.admin);
+        fx_close(&w.f);
+    }
 }

@@ -4,7 +4,7 @@
 #include <string.h>
 
 enum {
-    DEFAULT_BLOCKS = 8,         /* four of an H200 come as close to its link as a kernel can */
+    DEFAULT_BLOCKS = 16,        /* eight of an H200 come as close to its link as a kernel can */
     SHORTER_THAN = 48 << 10,    /* without a table: shorter pieces are worth a kernel */
     JUDGED_BYTES = 1 << 20,     /* a smaller batch says little about a rate */
     FIRST_PAUSE_US = 50 * 1000, /* away from a busy GPU: one batch of 300 us in it costs others 0.6 % at most */

@@ -19,6 +19,7 @@
     X(cuInit, cuInit, 2000)                                                                                            \
     X(cuGetErrorName, cuGetErrorName, 6000)                                                                            \
     X(cuDeviceGetCount, cuDeviceGetCount, 2000)                                                                        \
+    X(cuDeviceGetAttribute, cuDeviceGetAttribute, 2000)                                                                \
     X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000)                                                        \
     X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, 11000)                                                  \
     X(cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState, 7000)                                                    \

@@ -141,11 +141,38 @@ static CUresult launch(client_packer *p)
     return client_driver.cuLaunchKernel(p->kernel, p->ctas, 1, 1, CLIENT_PACK_THREADS, 1, 1, 0, p->stream, args, NULL);
 }
 
+/* How pages are cut. */
+static client_pack_params params_of(const client_packer *p, const client_pack_options *o)
+{
+    uint64_t longest = 0, tile;
+
+    for (uint32_t i = 0; i < o->n_planes; i++)
+        longest = o->planes[i].bytes > longest ? o->planes[i].bytes : longest;
+    tile = (longest / CLIENT_PACK_TILES + 15) / 16 * 16 + 16;
+    tile = tile > CLIENT_PACK_TILE ? tile : CLIENT_PACK_TILE;
+    return (client_pack_params){.planes = (const client_pack_plane *)(uintptr_t)p->planes,
+                                .n_planes = o->n_planes,
+                                .tiles = (uint32_t)((longest + tile - 1) / tile),
+                                .tile_bytes = tile};
+}
+
+/* One thread block a multiprocessor, if the caller does not care. */
+static CUresult count_ctas(client_packer *p, const client_pack_options *o)
+{
+    int sms = 1;
+    CUresult e = CUDA_SUCCESS;
+
+    if (o->ctas == 0)
+        e = client_driver.cuDeviceGetAttribute(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, o->ordinal);
+    p->ctas = o->ctas != 0 ? o->ctas : (uint32_t)sms;
+    return e;
+}
+
 static kvs_status open_inside(client_packer *p, const client_pack_options *o, kvs_err *err)
 {
     uint64_t bytes = o->n_planes * sizeof *o->planes;
     int lowest = 0, highest = 0;
-    const char *call = "cuModuleLoadData";
+    const char *call = "cuDeviceGetAttribute";
     CUresult e;
     kvs_status s = KVS_OK;
 
@@ -153,7 +180,11 @@ static kvs_status open_inside(client_packer *p, const client_pack_options *o, kv
         s = check_plane(p, i, &o->planes[i], o->n_blocks, err);
     if (s != KVS_OK)
         return s;
-    e = client_driver.cuModuleLoadData(&p->module, client_pack_image);
+    e = count_ctas(p, o);
+    if (e == CUDA_SUCCESS) {
+        call = "cuModuleLoadData";
+        e = client_driver.cuModuleLoadData(&p->module, client_pack_image);
+    }
     if (e == CUDA_SUCCESS) {
         call = "cuModuleGetFunction";
         e = client_driver.cuModuleGetFunction(&p->kernel, p->module, "kvs_client_pack");
@@ -172,8 +203,7 @@ static kvs_status open_inside(client_packer *p, const client_pack_options *o, kv
         e = client_driver.cuMemcpyAsync(p->planes, (CUdeviceptr)(uintptr_t)o->planes, bytes, p->stream);
     }
     /* A kernel is loaded at its first launch, which would wait for every stream: not later, when one may wait for us. */
-    p->params =
-        (client_pack_params){.planes = (const client_pack_plane *)(uintptr_t)p->planes, .n_planes = o->n_planes};
+    p->params = params_of(p, o);
     if (e == CUDA_SUCCESS) {
         call = "cuLaunchKernel";
         e = launch(p);
@@ -192,7 +222,6 @@ kvs_status client_packer_open(client_packer **ret, const client_pack_options *o,
     if (p == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "packing: no memory");
     p->ordinal = o->ordinal;
-    p->ctas = o->ctas;
     s = client_driver_load(err);
     if (s == KVS_OK) {
         e = client_driver.cuDevicePrimaryCtxRetain(&p->context, o->ordinal);

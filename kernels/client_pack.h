@@ -22,7 +22,7 @@ typedef struct client_pack_options {
     int ordinal;                     /* GPU of the slots, as this process counts them */
     uint32_t n_planes, n_blocks;     /* ids 0..n_blocks-1 */
     const client_pack_plane *planes; /* host [n_planes], copied */
-    uint32_t ctas;                   /* thread blocks of a launch */
+    uint32_t ctas;                   /* thread blocks of a launch; 0: one a multiprocessor */
 } client_pack_options;
 
 /* Load the kernel, open a stream of the lowest priority, and check every plane against the memory that is really there.

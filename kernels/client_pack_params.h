@@ -10,6 +10,8 @@
 enum {
     CLIENT_PACK_PAIRS = 256, /* of one launch: parameters stay below 4 KiB */
     CLIENT_PACK_THREADS = 256,
+    CLIENT_PACK_TILE = 4096, /* bytes of a page that a warp copies at a time ... */
+    CLIENT_PACK_TILES = 4096 /* ... or more, if a page had more tiles than this: their numbers stay below 2^31 */
 };
 
 typedef struct client_pack_plane {
@@ -27,8 +29,9 @@ typedef struct client_pack_params {
     const client_pack_plane *planes; /* device [n_planes] */
     uint64_t staging, slot_stride;   /* device address of slot 0; bytes from slot to slot */
     uint32_t n_planes, n_pairs;
-    uint32_t gather; /* 1: pages into slots; 0: slots into pages */
-    uint32_t reserved;
+    uint32_t gather;     /* 1: pages into slots; 0: slots into pages */
+    uint32_t tiles;      /* of the longest page, 1..CLIENT_PACK_TILES */
+    uint64_t tile_bytes; /* multiple of 16 */
     client_pack_pair pairs[CLIENT_PACK_PAIRS];
 } client_pack_params;
 

@@ -7,8 +7,7 @@
  * Copies from another GPU go in a stream of their own, beside those from the host, which take other ways: their marks are reached
  * out of order.
  * A kernel call's small inputs (lengths, tables, slots) travel through one pinned buffer, so that a second call waits
- * for the first one to end.  Copies by kernel read their list of pieces from one of LISTS pinned lists, in turn: the next
- * use of one waits for the launch that read it. */
+ * for the first one to end. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +23,6 @@
 enum {
     MARKS = 64,
     BATCH = 256,      /* copies of one driver call */
-    LISTS = 4,        /* of pieces for the copy kernel */
     SPIN_NS = 300000, /* then sleep: waking up costs some 40 us, which a batch of 16 MiB (300 us) would feel */
     STEP_NS = 50000,  /* of the sleep, where nobody wakes us */
     EARLY_NS = 80000, /* a timer may come that much too late */
@@ -52,9 +50,7 @@ typedef struct cuda_queue {
     void *dsts[BATCH];
     const void *srcs[BATCH];
     size_t sizes[BATCH];
-    kvs_page_piece *lists; /* pinned, [LISTS][KVS_PAGE_COPY_PIECES]; of a queue that copies */
-    uint64_t list_marks[LISTS];
-    uint32_t next_list;
+    kvs_page_piece pieces[KVS_PAGE_COPY_PIECES];
     uint8_t *input, *dev_input; /* pinned and device: HEAD_BYTES, then what the call brings */
     uint64_t input_bytes;
     void *workspace;
@@ -200,7 +196,6 @@ void cuda_queue_close(device_queue *dq)
     for (int i = 0; i < MARKS; i++)
         if (q->events[i] != NULL)
             (void)cudaEventDestroy(q->events[i]);
-    (void)cudaFreeHost(q->lists);
     (void)cudaFreeHost(q->input);
     (void)cudaFree(q->dev_input);
     (void)cudaFree(q->workspace);
@@ -229,8 +224,6 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
         e = cudaEventCreateWithFlags(&q->events[i], flags);
     if (e == cudaSuccess && dir == DEVICE_LOAD)
         e = cudaStreamCreateWithFlags(&q->peers, cudaStreamNonBlocking);
-    if (e == cudaSuccess && q->copies)
-        e = cudaHostAlloc((void **)&q->lists, sizeof *q->lists * LISTS * KVS_PAGE_COPY_PIECES, cudaHostAllocPortable);
     if (e != cudaSuccess) {
         s = cuda_failed(d, err, "queue_open", e);
         cuda_queue_close(&q->base);
@@ -320,28 +313,18 @@ static bool fits_kernel(const cuda_queue *q, const device_copy *c, size_t n)
         if ((((uintptr_t)c[i].dst | (uintptr_t)c[i].src | c[i].bytes) & 15) != 0 ||
             c[i].bytes > KVS_PAGE_COPY_MAX_BYTES)
             return false;
-    return q->lists != NULL;
+    return q->copies;
 }
 
-/* One launch: its list must stay as it is until then, so that it has a mark of its own. */
 static kvs_status launch_pieces(cuda_queue *q, const device_copy *c, uint32_t n, uint32_t n_blocks, kvs_err *err)
 {
-    uint32_t which = q->next_list, n_tiles;
-    kvs_page_piece *list = q->lists + (size_t)which * KVS_PAGE_COPY_PIECES;
-    kvs_status s = reach(q, q->list_marks[which], err);
+    uint32_t n_tiles;
 
-    if (s != KVS_OK)
-        return s;
     for (uint32_t i = 0; i < n; i++)
-        list[i] = (kvs_page_piece){.dst = c[i].dst, .src = c[i].src, .bytes = (uint32_t)c[i].bytes};
-    n_tiles = kvs_page_copy_plan(list, n);
-    if (n_tiles == 0)
-        return KVS_OK; /* no bytes at all: all else has been looked at */
-    s = kvs_page_copy_cuda(list, n, n_tiles, n_blocks, q->stream, err);
-    if (s == KVS_OK)
-        s = give_mark(q, q->stream, &q->list_marks[which], err);
-    q->next_list = (which + 1) % LISTS;
-    return s;
+        q->pieces[i] = (kvs_page_piece){.dst = c[i].dst, .src = c[i].src, .bytes = (uint32_t)c[i].bytes};
+    n_tiles = kvs_page_copy_plan(q->pieces, n);
+    return n_tiles == 0 ? KVS_OK /* no bytes at all: all else has been looked at */
+                        : kvs_page_copy_cuda(q->pieces, n, n_tiles, n_blocks, q->stream, err);
 }
 
 static kvs_status copy_by_kernel(cuda_queue *q, const device_copy *c, size_t n, uint32_t n_blocks, kvs_err *err)

@@ -6,7 +6,7 @@
  *
  * Knows addresses and lengths.  Does not know blocks, planes or queues.
  * Threads: any; the stream decides the order.
- * Ownership: pieces and what they point to stay as they are until the stream has passed the launch. */
+ * Ownership: what the pieces point to stays as it is until the stream has passed the launch. */
 
 #include <stdint.h>
 
@@ -19,7 +19,7 @@ extern "C" {
 struct CUstream_st;
 
 enum {
-    KVS_PAGE_COPY_PIECES = 1024,       /* of a launch: each thread block keeps the list in its shared memory */
+    KVS_PAGE_COPY_PIECES = 1024,       /* of a call: they travel as a kernel's parameters */
     KVS_PAGE_COPY_TILE = 4096,         /* bytes a warp has on their way at once: 32 lanes x 8 x 16 bytes */
     KVS_PAGE_COPY_MAX_BYTES = 1 << 30, /* of a piece */
 };
@@ -36,8 +36,9 @@ typedef struct kvs_page_piece {
 uint32_t kvs_page_copy_plan(kvs_page_piece *pieces, uint32_t n);
 
 /* dst[0..bytes) = src[0..bytes) for each of the pieces [n], n <= KVS_PAGE_COPY_PIECES, planned, by at most n_blocks thread
- * blocks, in no order.  pieces: pinned host memory, or device memory; so are sources and destinations.  Does not wait.
- * E_INVALID: n or n_blocks is 0 or too large; E_DEVICE: the launch was refused; nothing is queued then. */
+ * blocks, in no order.  pieces: the host's, read before the call returns; sources and destinations are pinned host memory or
+ * device memory.  Does not wait.
+ * E_INVALID: n or n_blocks is 0 or too large; E_DEVICE: a launch was refused; a part of the pieces may be queued. */
 kvs_status kvs_page_copy_cuda(const kvs_page_piece *pieces, uint32_t n, uint32_t n_tiles, uint32_t n_blocks,
                               struct CUstream_st *stream, kvs_err *err);
 

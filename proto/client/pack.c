@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK_BYTES = 64 << 20, CTAS = 64, MAX_CTAS = 1024, MAX_STAGING = 1 << 20 };
+enum { CHUNK_BYTES = 64 << 20, CHUNKS = 3, MAX_CTAS = 1024, MAX_STAGING = 1 << 20 };
 
 /* ---- arguments of open ---- */
 
@@ -25,16 +25,16 @@ static kvs_status sizes_set(kvs_pack *p, const kvs_pack_args *a, kvs_err *err)
     p->device = a->device;
     p->first_counter = a->first_counter;
     p->n_blocks = a->n_blocks;
-    p->ctas = a->ctas != 0 ? a->ctas : (uint32_t)CTAS;
+    p->ctas = a->ctas;
     p->chunk = a->chunk != 0 ? a->chunk : fit < 1 ? 1 : fit > CLIENT_PACK_PAIRS ? CLIENT_PACK_PAIRS : (uint32_t)fit;
-    p->n_staging = a->n_staging != 0 ? a->n_staging : 3 * p->chunk;
+    p->n_staging = a->n_staging != 0 ? a->n_staging : CHUNKS * p->chunk;
     s = number_check("n_blocks", p->n_blocks, 1, UINT32_MAX, err);
     if (s == KVS_OK)
         s = number_check("chunk", p->chunk, 1, CLIENT_PACK_PAIRS, err);
     if (s == KVS_OK)
         s = number_check("n_staging", p->n_staging, p->chunk, MAX_STAGING, err);
     if (s == KVS_OK)
-        s = number_check("ctas", p->ctas, 1, MAX_CTAS, err);
+        s = number_check("ctas", p->ctas, 0, MAX_CTAS, err);
     if (s == KVS_OK)
         s = number_check("first_counter", p->first_counter, 0, WIRE_COUNTERS - 2, err);
     return s == KVS_OK && a->reserved != 0 ? kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", a->reserved) : s;

@@ -40,11 +40,13 @@ typedef struct pack_job {
 typedef struct pack_chunk {
     pack_job *job;
     uint32_t at, n; /* blocks of the job */
-    uint32_t place; /* of its first staging slot */
     kvs_request *request;
     kvs_mark after;
     kvs_store_args store;
     kvs_load_args load;
+    kvs_slot slots[CLIENT_PACK_PAIRS];
+    kvs_status stored[CLIENT_PACK_PAIRS];
+    kvs_load_result loaded[CLIENT_PACK_PAIRS];
 } pack_chunk;
 
 typedef struct pack_lane {
@@ -64,13 +66,11 @@ typedef struct pack_lane {
     kvs_stream *stream;    /* of the packer, for its signals */
     kvs_mark scattered;    /* load: reached when the slots that came back last are free */
     bool has_scattered;
-    kvs_slot *slots;         /* [n_staging] */
-    kvs_status *stored;      /* [n_staging] */
-    kvs_load_result *loaded; /* [n_staging] */
+    kvs_slot *slots; /* [n_staging] */
     client_pack_pair pairs[CLIENT_PACK_PAIRS];
     pack_chunk flight[PACK_FLIGHT]; /* the oldest at `first` */
     uint32_t first, n_flying;
-    uint32_t place, used; /* next staging slot; those in use, behind each other */
+    uint32_t place, used; /* next staging slot; those in use, behind each other, round the end too */
     uint32_t in_a_row;    /* chunks since nothing was under way */
 } pack_lane;
 

@@ -146,7 +146,7 @@ static kvs_status store_chunk(pack_lane *l, pack_chunk *k, kvs_err *err)
     kvs_status s;
 
     for (uint32_t i = 0; i < k->n; i++)
-        l->pairs[i] = (client_pack_pair){j->blocks[k->at + i], l->slots[k->place + i].slot};
+        l->pairs[i] = (client_pack_pair){j->blocks[k->at + i], k->slots[i].slot};
     s = copy_pairs(l, j, k->n, &k->after, err);
     if (s != KVS_OK)
         return s;
@@ -156,9 +156,9 @@ static kvs_status store_chunk(pack_lane *l, pack_chunk *k, kvs_err *err)
                                 .first_depth = j->first_depth + k->at,
                                 .parent = k->at > 0 ? keys - WIRE_KEY_BYTES : j->parent,
                                 .keys = keys,
-                                .slots = &l->slots[k->place],
+                                .slots = k->slots,
                                 .after = &k->after,
-                                .results = &l->stored[k->place]};
+                                .results = k->stored};
     return store_submit_hidden(&k->store, &k->request, left_ms(j), err);
 }
 
@@ -171,9 +171,9 @@ static kvs_status load_chunk(pack_lane *l, pack_chunk *k, kvs_err *err)
                               .region = l->region,
                               .n = k->n,
                               .keys = j->keys + (size_t)k->at * WIRE_KEY_BYTES,
-                              .slots = &l->slots[k->place],
+                              .slots = k->slots,
                               .after = &k->after,
-                              .results = &l->loaded[k->place]};
+                              .results = k->loaded};
     return load_submit_hidden(&k->load, &k->request, left_ms(j), err);
 }
 
@@ -182,19 +182,40 @@ static uint32_t less(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
-/* As many blocks as may go together.  The link shall have something to do soon, and not much shall be left to do when it has
- * brought the last bytes: a store's first chunks and a load's last ones are smaller. */
-static uint32_t chunk_size(const pack_lane *l, const pack_job *j)
+static bool has_more(pack_lane *l)
 {
-    const kvs_pack *p = l->pack;
-    uint32_t n = j->n - j->issued, room = p->n_staging - l->used, run = p->n_staging - l->place, most = p->chunk;
-    uint32_t least = most / 4 > 0 ? most / 4 : 1;
+    bool more;
+
+    (void)pthread_mutex_lock(&l->mu);
+    more = l->head != NULL;
+    (void)pthread_mutex_unlock(&l->mu);
+    return more;
+}
+
+/* As many blocks as go together.  The link shall have something to do soon, and not much shall be left to do when it has
+ * brought the last bytes: a store's first chunks and a load's last ones are smaller.  What is left of a job is cut evenly,
+ * so that there is no tiny chunk at its end. */
+static uint32_t chunk_size(pack_lane *l, const pack_job *j)
+{
+    uint32_t n = j->n - j->issued, most = l->pack->chunk, least = most / 4 > 0 ? most / 4 : 1, chunks;
 
     if (!l->load && l->in_a_row < 2)
         most = least << l->in_a_row;
-    else if (l->load && n < 2 * most)
+    else if (l->load && n < 2 * most && !has_more(l))
         most = n / 2 > least ? n / 2 : least;
-    return less(less(n, most), less(room, run));
+    chunks = (n + most - 1) / most;
+    return (n + chunks - 1) / chunks;
+}
+
+/* Each copy costs the engine something, whatever its size: a smaller chunk than it could be, for want of room, only where
+ * the link would stand still. */
+static uint32_t chunk_now(pack_lane *l, const pack_job *j)
+{
+    uint32_t n = chunk_size(l, j), room = l->pack->n_staging - l->used;
+
+    if (l->n_flying == PACK_FLIGHT || (n > room && l->n_flying > 1))
+        return 0;
+    return less(n, room);
 }
 
 static void job_fail(pack_job *j, kvs_status s, const kvs_err *err)
@@ -216,11 +237,15 @@ static bool issue(pack_lane *l, pack_job *j)
 
     if (l->n_flying == 0)
         l->in_a_row = 0;
-    n = chunk_size(l, j);
-    if (n == 0 || l->n_flying == PACK_FLIGHT)
+    n = chunk_now(l, j);
+    if (n == 0)
         return false;
     l->in_a_row++;
-    *k = (pack_chunk){.job = j, .at = j->issued, .n = n, .place = l->place};
+    k->job = j;
+    k->at = j->issued;
+    k->n = n;
+    for (uint32_t i = 0; i < n; i++)
+        k->slots[i] = l->slots[(l->place + i) % l->pack->n_staging];
     s = l->load ? load_chunk(l, k, &err) : store_chunk(l, k, &err);
     if (s != KVS_OK) {
         job_fail(j, s, &err);
@@ -257,8 +282,8 @@ static kvs_status scatter(pack_lane *l, const pack_chunk *k, kvs_err *err)
     kvs_status s;
 
     for (uint32_t i = 0; i < k->n; i++)
-        if (l->loaded[k->place + i].status == KVS_OK)
-            l->pairs[n++] = (client_pack_pair){j->blocks[k->at + i], l->slots[k->place + i].slot};
+        if (k->loaded[i].status == KVS_OK)
+            l->pairs[n++] = (client_pack_pair){j->blocks[k->at + i], k->slots[i].slot};
     if (n == 0)
         return KVS_OK;
     s = copy_pairs(l, k->job, n, &l->scattered, err);
@@ -283,7 +308,7 @@ static void reap(pack_lane *l)
     for (uint32_t i = 0; i < k->n; i++) {
         kvs_status *to = &j->status[k->at + i];
 
-        *to = l->load ? l->loaded[k->place + i].status : l->stored[k->place + i];
+        *to = l->load ? k->loaded[i].status : k->stored[i];
         if (*to == KVS_OK && copied != KVS_OK)
             *to = copied;
     }
@@ -426,9 +451,7 @@ kvs_status lane_open(pack_lane *l, kvs_pack *p, bool load, uint32_t timeout_ms, 
     (void)pthread_mutex_init(&l->mu, NULL);
     (void)pthread_cond_init(&l->wake, NULL);
     l->slots = calloc(p->n_staging, sizeof *l->slots);
-    l->stored = calloc(p->n_staging, sizeof *l->stored);
-    l->loaded = calloc(p->n_staging, sizeof *l->loaded);
-    if (l->slots == NULL || l->stored == NULL || l->loaded == NULL)
+    if (l->slots == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "pack: no memory for %u slots", p->n_staging);
     s = staging_open(l, timeout_ms, err);
     if (s != KVS_OK)
@@ -461,8 +484,6 @@ void lane_close(pack_lane *l)
         (void)pthread_join(l->thread, NULL);
     staging_close(l);
     free(l->slots);
-    free(l->stored);
-    free(l->loaded);
     (void)pthread_cond_destroy(&l->wake);
     (void)pthread_mutex_destroy(&l->mu);
     l->pack = NULL;

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "proto/ctl/clock.h"
 #include "proto/ctl/pattern.h"
 
 /* One of the two halves of the user's slots. */
@@ -35,7 +36,7 @@ static kvs_status end(bench_flood *f, half *h)
     kvs_status s = bench_user_end(&h->flight, &f->err);
 
     if (s == KVS_OK && flew)
-        atomic_fetch_add(&f->bytes, h->n * f->user.slot_bytes);
+        bench_ends_add(&f->ends, clock_ns(), h->n * f->user.slot_bytes);
     return s;
 }
 

@@ -4,11 +4,12 @@
 /* A client that stores or loads as fast as it can: two requests in flight, one behind the other, while it is let.
  *
  * Knows libkvstride through bench_user.  Does not know what is measured meanwhile.
- * Threads: one of its own moves; start, run, rest, bytes and stop are the caller's.  Owns its user. */
+ * Threads: one of its own moves; start, run, rest and stop are the caller's, who may look at `ends`.  Owns its user. */
 
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "proto/ctl/bench_ends.h"
 #include "proto/ctl/bench_user.h"
 
 typedef struct bench_flood {
@@ -16,7 +17,7 @@ typedef struct bench_flood {
     bool load, started;
     pthread_t thread;
     _Atomic bool stop, wanted, resting;
-    _Atomic uint64_t bytes; /* moved so far */
+    bench_ends ends; /* of its requests */
     uint64_t next_id;
     kvs_status status; /* of the thread, once it has been joined */
     kvs_err err;

@@ -15,6 +15,7 @@ bench_figure *bench_add(bench_list *l, const char *unit, bool at_least, double t
 
     *f = (bench_figure){.unit = unit,
                         .plain_is = "",
+                        .value_is = "",
                         .value = NAN,
                         .p99 = NAN,
                         .plain = NAN,
@@ -114,6 +115,8 @@ static void put_figure(const bench_figure *f, json_writer *w)
     json_put_double(w, "plain", f->plain);
     json_put_double(w, "plain_p99", f->plain_p99);
     json_put_string(w, "plain_is", f->plain_is);
+    if (f->value_is[0] != '\0')
+        json_put_string(w, "value_is", f->value_is);
     json_put_double(w, "ratio", f->judged);
     json_put_double(w, "ratio_low", f->low);
     json_put_double(w, "ratio_high", f->high);

@@ -20,6 +20,7 @@ enum { BENCH_FIGURES = 96, BENCH_POINTS = 96, BENCH_NAME_BYTES = 88 };
 typedef struct bench_figure {
     char name[BENCH_NAME_BYTES];
     const char *unit, *plain_is;
+    const char *value_is; /* what each round gives; "": one measured time, or bytes over it */
     double value, p99, plain, plain_p99;
     double judged, low, high; /* a ratio, or what the unit says; NAN: the value itself is judged */
     double target;            /* NAN: there is none */

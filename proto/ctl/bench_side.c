@@ -9,7 +9,15 @@
 #include "proto/ctl/clock.h"
 #include "proto/ctl/private.h"
 
-enum { WHOLE_LAYERS = 61, TOKENS = 64, TRIPS = 400, GROUP = 40, GROUPS = TRIPS / GROUP, MAX_ROUNDS = 9 };
+enum {
+    WHOLE_LAYERS = 61,
+    TOKENS = 64,
+    TRIPS = 400,
+    GROUP = 40,
+    GROUPS = TRIPS / GROUP,
+    MAX_ROUNDS = 9,
+    FEWEST_ENDS = 8, /* of requests within a stretch */
+};
 #define CHUNK_BYTES (UINT64_C(16) << 20)
 
 static const char *const SETTINGS[] = {"pool.max_bytes=4GiB", "device.max_region_bytes=16GiB"};
@@ -21,8 +29,7 @@ static void nap_ms(long ms)
     (void)nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}, NULL);
 }
 
-/* GB/s of a large raw copy, of a few the median. */
-static kvs_status raw_gbs(bench_raw *raw, bool load, double *ret, kvs_err *err)
+kvs_status bench_raw_gbs(bench_raw *raw, bool load, double *ret, kvs_err *err)
 {
     double gbs[5];
 
@@ -136,7 +143,7 @@ kvs_status bench_latencies(bench_list *l, bench_raw *raw, bool quick, kvs_err *e
     if (s == KVS_OK)
         s = kvs_pin(one.ns, one.keys, 1, NULL, BENCH_CALL_MS, err);
     if (s == KVS_OK)
-        s = raw_gbs(raw, true, &gbs, err);
+        s = bench_raw_gbs(raw, true, &gbs, err);
     if (s == KVS_OK)
         s = alone(l, &one, raw, &idle_us, err);
     if (s == KVS_OK)
@@ -187,15 +194,19 @@ typedef struct lane {
     double speed[MAX_ROUNDS], idle_ms[MAX_ROUNDS], busy_ms[MAX_ROUNDS], gbs[MAX_ROUNDS];
 } lane;
 
-static kvs_status lane_start(lane *x, const traffic *t, const char *socket, uint64_t first_id, kvs_err *err)
+static kvs_status lane_start(lane *x, const traffic *t, const bench_tune *tune, const char *socket, uint64_t first_id,
+                             kvs_err *err)
 {
     kvs_status s = KVS_OK;
 
     memset(x, 0, sizeof *x);
     for (int load = 0; load < 2 && s == KVS_OK; load++)
-        if (load ? t->load : t->store)
-            s = bench_flood_start(&x->floods[x->n++], socket, &t->shape, load != 0, first_id + ((uint64_t)load << 40),
-                                  err);
+        if (load ? t->load : t->store) {
+            bench_flood *f = &x->floods[x->n++];
+
+            f->user.tune = *tune;
+            s = bench_flood_start(f, socket, &t->shape, load != 0, first_id + ((uint64_t)load << 40), err);
+        }
     return s;
 }
 
@@ -212,20 +223,27 @@ static kvs_status lane_stop(lane *x, kvs_err *err)
     return s;
 }
 
-static uint64_t moved(lane *x)
+/* GB/s of all floods since then.  False: one of them has ended too few requests to tell. */
+static bool moved(const lane *x, uint64_t from, uint64_t to, double *ret_gbs)
 {
-    uint64_t sum = 0;
+    bool enough = true;
 
-    for (uint32_t i = 0; i < x->n; i++)
-        sum += atomic_load(&x->floods[i].bytes);
-    return sum;
+    *ret_gbs = 0;
+    for (uint32_t i = 0; i < x->n; i++) {
+        double gbs;
+
+        enough = bench_ends_gbs(&x->floods[i].ends, from, to, &gbs) >= FEWEST_ENDS && enough;
+        *ret_gbs += gbs;
+    }
+    return enough;
 }
 
-/* The engine alone, and right after that beside the traffic. */
+/* The engine alone, and right after that beside the traffic: in a stretch that holds enough requests. */
 static kvs_status engine_round(lane *x, bench_busy *busy, int round, kvs_err *err)
 {
     const long settle_ms = 30, window_ms = 150;
-    uint64_t from, bytes;
+    const uint64_t longest_ns = UINT64_C(5000000000);
+    uint64_t from, to;
     kvs_status s;
 
     nap_ms(settle_ms);
@@ -236,16 +254,22 @@ static kvs_status engine_round(lane *x, bench_busy *busy, int round, kvs_err *er
         bench_flood_run(&x->floods[i]);
     nap_ms(settle_ms);
     from = clock_ns();
-    bytes = moved(x);
-    nap_ms(window_ms);
-    x->gbs[round] = (double)(moved(x) - bytes) / (double)(clock_ns() - from);
+    do {
+        nap_ms(window_ms);
+        to = clock_ns();
+    } while (!moved(x, from, to, &x->gbs[round]) && to - from < longest_ns);
     if (s == KVS_OK)
-        s = bench_busy_ms(busy, from, clock_ns(), &x->busy_ms[round], err);
+        s = bench_busy_ms(busy, from, to, &x->busy_ms[round], err);
     for (uint32_t i = 0; i < x->n; i++)
         bench_flood_rest(&x->floods[i]);
     x->speed[round] = x->idle_ms[round] / x->busy_ms[round];
     return s;
 }
+
+static const char STEP_IS[] = "mean of the steps that began and ended within a stretch of at least 150 ms";
+static const char RATE_IS[] =
+    "bytes of the requests that ended within that stretch but the first, over the time from its "
+    "end to the last one's";
 
 static void add_engine(bench_list *l, const traffic *t, lane *x, const char *work, int rounds, const double gbs[2])
 {
@@ -259,6 +283,7 @@ static void add_engine(bench_list *l, const traffic *t, lane *x, const char *wor
     f->plain = clock_percentile(x->idle_ms, (size_t)rounds, 50);
     f->value = clock_percentile(x->busy_ms, (size_t)rounds, 50);
     f->plain_is = "a step alone";
+    f->value_is = STEP_IS;
     bench_judge(f, x->speed, (size_t)rounds);
     f = bench_add(l, "GB/s", true, t->target, "GPU: %s beside a %s-bound engine", t->name, work);
     for (int r = 0; r < rounds; r++)
@@ -266,6 +291,7 @@ static void add_engine(bench_list *l, const traffic *t, lane *x, const char *wor
     f->value = clock_percentile(x->gbs, (size_t)rounds, 50);
     f->plain = raw;
     f->plain_is = isnan(raw) ? "" : "raw copy, GPU idle";
+    f->value_is = RATE_IS;
     if (!isnan(raw))
         bench_judge(f, fractions, (size_t)rounds);
 }
@@ -276,10 +302,9 @@ static bool is_inside(const traffic *t)
     return t->shape.place == BENCH_PACK;
 }
 
-static kvs_status one_engine(bench_list *l, lane *lanes, bool inside, const char *work, bool quick, const double gbs[2],
+static kvs_status one_engine(bench_list *l, lane *lanes, bool inside, const char *work, int rounds, const double gbs[2],
                              kvs_err *err)
 {
-    const int rounds = quick ? 3 : 5;
     bench_busy *busy = NULL;
     kvs_status s = bench_busy_start(&busy, work, inside, err);
 
@@ -294,25 +319,55 @@ static kvs_status one_engine(bench_list *l, lane *lanes, bool inside, const char
     return s;
 }
 
-kvs_status bench_engines(bench_list *l, bench_raw *raw, bool quick, kvs_err *err)
+/* Which rows, and how their packs are opened. */
+typedef struct selection {
+    bool quick, packed_only;
+    int rounds;
+    bench_tune tune;
+} selection;
+
+static bool is_selected(const selection *x, const traffic *t)
+{
+    return (!x->quick || t->in_quick) && (!x->packed_only || is_inside(t));
+}
+
+static kvs_status engines(bench_list *l, const char *socket, const selection *x, const double gbs[2], kvs_err *err)
 {
     static const char *const WORKS[] = {"compute", "memory"};
     static lane lanes[TRAFFICS];
-    private_daemon d = {0};
-    double gbs[2] = {0, 0}; /* store, load */
     kvs_err late = {0};
-    kvs_status s = private_start(&d, SETTINGS, sizeof SETTINGS / sizeof *SETTINGS, err);
+    kvs_status s = KVS_OK;
 
-    for (int load = 0; load < 2 && s == KVS_OK; load++)
-        s = raw_gbs(raw, load != 0, &gbs[load], err);
     for (int i = 0; i < TRAFFICS && s == KVS_OK; i++)
-        if (!quick || TRAFFIC[i].in_quick)
-            s = lane_start(&lanes[i], &TRAFFIC[i], d.socket, (uint64_t)(i + 1) << 44, err);
-    for (int w = 0; w < 4 && s == KVS_OK; w++)
-        s = one_engine(l, lanes, w >= 2, WORKS[w % 2], quick, gbs, err);
+        if (is_selected(x, &TRAFFIC[i]))
+            s = lane_start(&lanes[i], &TRAFFIC[i], &x->tune, socket, (uint64_t)(i + 1) << 44, err);
+    for (int w = x->packed_only ? 2 : 0; w < 4 && s == KVS_OK; w++)
+        s = one_engine(l, lanes, w >= 2, WORKS[w % 2], x->rounds, gbs, err);
     for (int i = 0; i < TRAFFICS; i++)
         if (lane_stop(&lanes[i], &late) != KVS_OK && s == KVS_OK)
             s = kvs_fail(err, late.status, "%s", late.msg);
+    return s;
+}
+
+kvs_status bench_packed(bench_list *l, const char *socket, const bench_tune *tune, int rounds, const double gbs[2],
+                        kvs_err *err)
+{
+    const selection packed = {.packed_only = true, .rounds = rounds < MAX_ROUNDS ? rounds : MAX_ROUNDS, .tune = *tune};
+
+    return engines(l, socket, &packed, gbs, err);
+}
+
+kvs_status bench_engines(bench_list *l, bench_raw *raw, bool quick, kvs_err *err)
+{
+    const selection all = {.quick = quick, .rounds = quick ? 3 : 5};
+    private_daemon d = {0};
+    double gbs[2] = {0, 0}; /* store, load */
+    kvs_status s = private_start(&d, SETTINGS, sizeof SETTINGS / sizeof *SETTINGS, err);
+
+    for (int load = 0; load < 2 && s == KVS_OK; load++)
+        s = bench_raw_gbs(raw, load != 0, &gbs[load], err);
+    if (s == KVS_OK)
+        s = engines(l, d.socket, &all, gbs, err);
     private_stop(&d);
     return s;
 }

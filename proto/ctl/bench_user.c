@@ -6,6 +6,8 @@
 
 #include "proto/ctl/pattern.h"
 
+enum { MOST_CHUNK = 256 };
+
 const kvs_mark bench_now = KVS_MARK_NOW;
 
 void bench_user_close(bench_user *u)
@@ -60,9 +62,16 @@ static kvs_status import(bench_user *u, const bench_shape *x, kvs_ipc *ipc, kvs_
 
 static kvs_status open_pack(bench_user *u, const bench_shape *x, uint8_t *base, kvs_err *err)
 {
-    const uint64_t page = u->slot_bytes / x->layers;
+    const uint64_t page = u->slot_bytes / x->layers, fit = u->tune.chunk_bytes / u->slot_bytes;
+    const uint32_t chunk = fit < MOST_CHUNK ? (uint32_t)fit : MOST_CHUNK;
     kvs_pack_plane planes[BENCH_MAX_LAYERS];
-    kvs_pack_args a = {.ns = u->ns, .n_planes = x->layers, .planes = planes, .n_blocks = x->n};
+    kvs_pack_args a = {.ns = u->ns,
+                       .n_planes = x->layers,
+                       .planes = planes,
+                       .n_blocks = x->n,
+                       .chunk = chunk,
+                       .n_staging = chunk * u->tune.chunks,
+                       .ctas = u->tune.ctas};
 
     for (uint32_t l = 0; l < x->layers; l++)
         planes[l] = (kvs_pack_plane){.base = base + l * page * x->n, .stride = page};

@@ -30,7 +30,15 @@ typedef struct bench_shape {
     uint32_t layers, tokens, n; /* n: blocks */
 } bench_shape;
 
+/* How a pack is opened; 0: as the library likes it. */
+typedef struct bench_tune {
+    uint64_t chunk_bytes; /* of blocks that are copied together */
+    uint32_t chunks;      /* for which there are staging slots */
+    uint32_t ctas;
+} bench_tune;
+
 typedef struct bench_user {
+    bench_tune tune; /* set before it is opened */
     kvs_client *client;
     kvs_ns *ns;
     kvs_region *region; /* NULL with a pack */
@@ -49,7 +57,7 @@ typedef struct bench_user {
 /* Nothing on the GPU touches these slots meanwhile: what is measured must not wait for all that the GPU does. */
 extern const kvs_mark bench_now;
 
-/* Zero *u before.  Also after a failure it is to be closed. */
+/* Zero *u before, but for its tune.  Also after a failure it is to be closed. */
 kvs_status bench_user_open(bench_user *u, const char *socket, const bench_shape *shape, kvs_err *err);
 /* The same with slots of the daemon on its device `device`. */
 kvs_status bench_user_open_on(bench_user *u, const char *socket, uint32_t device, const bench_shape *shape,

@@ -1,5 +1,5 @@
 /* Copies by kernel through the cuda device's queues: bytes there and back, canaries around every piece, shapes that a
- * kernel cannot take, and lists that are used again while launches are on their way. */
+ * kernel cannot take, and marks that stand for all before them while launches are on their way. */
 #include "tests/gpu/gpu.h"
 
 #ifdef KVS_CUDA
@@ -187,7 +187,7 @@ static bool nothing_by_kernel(device *d)
            both(d, none, 1, 0, (device_how){DEVICE_BY_KERNEL, 16});
 }
 
-/* Without a wait in between; the lists of pieces come round several times. */
+/* Without a wait in between, by one means and the other. */
 static bool many_batches_on_their_way(device *d)
 {
     static const uint64_t size[] = {18432};
@@ -218,6 +218,37 @@ static bool many_batches_on_their_way(device *d)
     return good;
 }
 
+/* A long batch, and a single piece right behind it: its mark is reached when both are there, whatever they went by. */
+static bool a_mark_stands_for_all_before_it(device *d)
+{
+    static const uint64_t size[] = {18432};
+    static const device_how ways[] = {{DEVICE_BY_KERNEL, 2}, {DEVICE_BY_KERNEL, 1}, {DEVICE_BY_ENGINE, 0}};
+    static field f;
+    uint8_t *src = malloc(ROOM);
+    uint64_t mark = 0;
+    kvs_err err = {.msg = ""};
+    rnd r = {6};
+    bool good = field_open(&f, d) && src != NULL;
+
+    if (!good)
+        return false;
+    lay_out(&f, size, 1, gpu_subset() ? 300 : MAX_PIECES, false);
+    rnd_bytes(&r, src, ROOM);
+    memcpy(f.host, src, ROOM);
+    good = whole(f.load, f.dev, f.host);
+    for (int i = 0; i < 9 && good; i++) {
+        memset(f.host, 0xA5, ROOM);
+        good = d->ops->copy(f.store, f.copies, f.n - 1, ways[i / 3], &mark, &err) == KVS_OK &&
+               d->ops->copy(f.store, f.copies + f.n - 1, 1, ways[i % 3], &mark, &err) == KVS_OK &&
+               d->ops->wait(f.store, mark, &err) == KVS_OK;
+        good = good ? check(&f, src, f.host, f.dev) || GPU_FAIL("way %d behind way %d", i % 3, i / 3)
+                    : GPU_FAIL("%s", err.msg);
+    }
+    field_close(&f);
+    free(src);
+    return good;
+}
+
 static bool a_bad_number_of_blocks_is_refused(device *d)
 {
     static field f;
@@ -243,6 +274,7 @@ static const gpu_test tests[] = {
     {"pieces_that_no_kernel_takes_go_by_engine", pieces_that_no_kernel_takes_go_by_engine},
     {"nothing_by_kernel", nothing_by_kernel},
     {"many_batches_on_their_way", many_batches_on_their_way},
+    {"a_mark_stands_for_all_before_it", a_mark_stands_for_all_before_it},
     {"a_bad_number_of_blocks_is_refused", a_bad_number_of_blocks_is_refused},
 };
 

@@ -40,6 +40,7 @@ static void setup(void)
 {
     list = (bench_list){.card = "A card <of> the & test"};
     add("GPU: LOAD of blocks", 0.98, true, 0.985);
+    list.figures[0].value_is = "bytes over time";
     add("GPU: STORE of blocks", 0.98, true, 0.9);
     add("GPU: a latency beside a flood", 1, false, 0.8);
     add("no target", NAN, true, 3);
@@ -103,6 +104,8 @@ Test(bench_list, json_has_every_figure_and_point_and_null_for_what_is_not_there)
     cr_assert_str_eq(json_string(json_member(first, "name")), "GPU: LOAD of blocks");
     cr_assert_eq(json_type_of(json_member(first, "p99")), JSON_NULL);
     cr_assert_float_eq(json_number(json_member(first, "ratio_low")), 0.975, 1e-9);
+    cr_assert_str_eq(json_string(json_member(first, "value_is")), "bytes over time");
+    cr_assert_null(json_member(json_next(first), "value_is"));
     cr_assert_not_null(json_member(json_root(doc), "sweep"));
     cr_assert_not_null(strstr(text, "\"target_is\":\"none\""));
     json_destroy(doc);

@@ -525,6 +525,37 @@ Test(client_gpu, a_load_leaves_slots_alone_that_are_still_to_be_scattered)
     end(&e);
 }
 
+/* Every chunk costs an engine something, whatever its size.  The ring's end is no multiple of a chunk, and the first job's
+ * end has company behind it: neither makes smaller ones.  Only the last job's end does, so that little is left to do when the
+ * last bytes have come. */
+Test(client_gpu, chunks_are_whole_for_as_long_as_there_is_more)
+{
+    static engine e;
+    static kvs_status first[BLOCKS];
+    kvs_pack_move m;
+    kvs_request *a, *b;
+    uint32_t before;
+
+    if (!begin_pack(&e))
+        return;
+    m = move_of(&e, 1, 20);
+    fill_now(&e, 0x33);
+    OK(run(&e, &m, false));
+    before = atomic_load(&vault.loads);
+    atomic_store(&vault.gate, 0);
+    m.results = first;
+    OK(kvs_pack_load(e.pack, &m, &a, 0, &err));
+    m.results = e.results;
+    OK(kvs_pack_load(e.pack, &m, &b, 0, &err));
+    atomic_store(&vault.gate, 1);
+    OK(finish(a));
+    OK(finish(b));
+    cr_assert_eq(atomic_load(&vault.loads) - before, 7 + 9, "%u chunks, not 3 3 3 3 3 3 2 and 3 3 3 3 3 2 1 1 1",
+                 atomic_load(&vault.loads) - before);
+    cr_assert_eq(count_of(&e, 20, 0x33), 20);
+    end(&e);
+}
+
 Test(client_gpu, without_a_stream_the_library_waits_for_the_gpu)
 {
     static engine e;
@@ -657,6 +688,7 @@ Test(client_gpu, opening_a_pack_fails_at_every_call_and_leaves_nothing)
                                         "cuCtxPushCurrent_v2",
                                         "cuPointerGetAttribute",
                                         "cuMemGetAddressRange_v2",
+                                        "cuDeviceGetAttribute",
                                         "cuModuleLoadData",
                                         "cuModuleGetFunction",
                                         "cuMemAlloc_v2",

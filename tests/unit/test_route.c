@@ -49,8 +49,8 @@ Test(route, without_a_table_takes_the_kernel_for_short_pieces)
     route_rules r = rules(NULL, 0, true);
     route p = {0};
 
-    cr_assert_eq(blocks(&p, &r, 4608, 0), 8);
-    cr_assert_eq(blocks(&p, &r, 18432, 0), 8);
+    cr_assert_eq(blocks(&p, &r, 4608, 0), 16);
+    cr_assert_eq(blocks(&p, &r, 18432, 0), 16);
     cr_assert_eq(blocks(&p, &r, 73728, 0), 0);
     cr_assert_eq(blocks(&p, &r, 4497408, 0), 0);
 }
@@ -100,7 +100,7 @@ Test(route, can_be_told_by_the_configuration)
     cr_assert_eq(blocks(&p, &r, 4497408, 0), 5);
     conf.mover_kernel_blocks = 0;
     r = rules(NULL, 0, true);
-    cr_assert_eq(blocks(&p, &r, 4497408, 0), 8);
+    cr_assert_eq(blocks(&p, &r, 4497408, 0), 16);
 }
 
 static void saw_pieces(route *p, const route_rules *r, uint64_t piece, double gbs, uint64_t now)
@@ -160,7 +160,7 @@ Test(route, without_a_table_learns_what_to_expect)
     route p = {0};
 
     saw_pieces(&p, &r, 18432, 27, 100);
-    cr_assert_eq(blocks(&p, &r, 18432, 101), 8, "nothing better was seen yet");
+    cr_assert_eq(blocks(&p, &r, 18432, 101), 16, "nothing better was seen yet");
     saw_pieces(&p, &r, 18432, 51, 200);
     saw_pieces(&p, &r, 18432, 27, 300);
     cr_assert_eq(blocks(&p, &r, 18432, 301), 0);

@@ -729,10 +729,10 @@ uint64_t core_next_due(const core *c)
 uint64_t core_tick(core *c, uint64_t now_us)
 {
     c->now_us = now_us;
+    if (c->held_due_us <= now_us)
+        load_twin_tick(c); /* first: one that is free by now is not overdue */
     while (c->n_due > 0 && c->due[0]->deadline_us <= now_us)
         run_overdue(c->due[0]);
-    if (c->held_due_us <= now_us)
-        load_twin_tick(c);
     if (c->lease_due_us <= now_us)
         c->lease_due_us = directory_expire(c->dir, now_us);
     if (c->step_due)

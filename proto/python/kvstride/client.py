@@ -316,7 +316,8 @@ class Client:
             try:
                 self._sock.connect(path)
             except OSError as error:
-                raise AwayError(f"{path}: {error.strerror or error}") from error
+                text = error.strerror or f"{error}: {len(os.fsencode(path))} bytes, 107 at most"
+                raise AwayError(f"{path}: {text}") from error
             self._sock.setblocking(False)
             text = name.encode()
             body = _pack(

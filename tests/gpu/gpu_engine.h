@@ -25,6 +25,7 @@ extern daemon_fixture engine_daemon;
 bool engine_start_daemon(void);
 /* The next one that is started has these members of "mover"; one that runs is taken away. */
 void engine_set_mover(const char *json);
+void engine_set_checksum(bool on); /* likewise, its pool.checksum: true at first */
 /* Takes it away; with `show`, prints what it has logged. */
 void engine_end_daemon(bool show);
 

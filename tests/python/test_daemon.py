@@ -20,7 +20,7 @@ from kvstride import (
     CancelledError, Client, DeadlineError, DecodeCall, Entry, Event, Format, Opened, PartialError, PlaneMap, Region,
     Slot, Status, StatusError, Sync, WriteCall, derive_chain, derive_key, make_memfd, mla_namespace, wire,
 )  # fmt: skip
-from kvstride.errors import KvstrideError
+from kvstride.errors import KvstrideError, WireError
 from kvstride.wire import Op
 
 from support import PROTOCOL, ROOT, Daemon
@@ -747,6 +747,8 @@ class Refusals(WithDaemon):
         ):  # fmt: skip
             with self.subTest(body=body), self.refused(status):
                 self.raw(Op.LOOKUP, body)
+        with self.assertRaisesRegex(WireError, "LOOKUP: a body of [0-9]+ bytes; the daemon takes [0-9]+"):
+            self.raw(Op.LOOKUP, bytes(self.client.hello.max_body + 8))
         with self.refused(Status.E_INVALID):
             self.raw(Op.REGION_CLOSE, struct.pack("<II", 1, 1))
         load, store = wire.REQUESTS[Op.LOAD], wire.REQUESTS[Op.STORE]

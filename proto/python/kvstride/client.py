@@ -780,6 +780,8 @@ class Client:
             raise AwayError(self._why)
         if len(fds) > wire.MAX_FDS:
             raise ValueError(f"{len(fds)} descriptors: at most {wire.MAX_FDS}")
+        if op != Op.HELLO and len(body) > self.hello.max_body:  # it would cost the connection
+            raise WireError(f"{op.name}: a body of {len(body)} bytes; the daemon takes {self.hello.max_body}")
         deadline = self._deadline if deadline is None else deadline
         deadline_us = 0
         if deadline is not None:

@@ -669,9 +669,11 @@ bool core_get_growth(const core *c, uint64_t *ret_usable, uint64_t *ret_max)
     return b.arena < b.max && !c->grow_failed;
 }
 
-void core_set_old_config(core *c, bool old)
+void core_set_old_config(core *c, const char *why)
 {
-    c->old_config = old;
+    c->old_config = why != NULL;
+    if (why != NULL)
+        (void)kvs_fail(&c->reload_err, KVS_E_CONFIG, "%s", why);
 }
 
 kvs_status core_start_failure(const core *c, kvs_err *err)

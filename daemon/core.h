@@ -235,7 +235,7 @@ struct core {
     bool paused; /* drained by the operator */
     core_operator operator;
     uint64_t n_reloads, n_reloads_failed;
-    kvs_err reload_err; /* of the latest reload, if that failed */
+    kvs_err reload_err; /* of the latest reload, or of the start, if that was refused */
     kvs_status lost;
     peer *peers;
     uint32_t n_clients, n_admins;

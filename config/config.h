@@ -72,7 +72,7 @@ enum {
          "that where only one tenant has clients, but for stores with checksums")                                      \
     WORD(mover_exchange, "mover.exchange", "auto", "auto|on|off", true,                                                \
          "two GPUs that load the same blocks for one tenant each load half and copy the rest from each other; auto = " \
-         "where the calibration shows a gain")                                                                         \
+         "where the calibration shows a gain.  A reload turns it off, and on only where it was on at the start")       \
     PATH(mover_calibration, "mover.calibration", "/var/lib/kvstrided", true,                                           \
          "folder of the tables that kvstridectl calibrate makes")                                                      \
     INT(max_clients, "limits.max_clients", 256, 1, 65536, "connections", true,                                         \
@@ -117,8 +117,8 @@ enum {
  * UIDS (field, key, reloadable, help)                      array of user numbers, or names that are looked up once
  * FLAGS(field, key, default, choices, reloadable, help)    array of words of "a|b|c", kept as bits in that order */
 #define CONFIG_TENANT_OPTIONS(NAME, PATH, MODE, UIDS, FLAGS, SIZE, INT)                                                \
-    NAME(name, "tenants.name", false, "who this is, also the socket's FileDescriptorName; \"default\" = socket.path")  \
-    PATH(path, "tenants.path", "", false, "its listening socket; not for \"default\"")                                 \
+    NAME(name, "tenants.name", true, "who this is, also the socket's FileDescriptorName; \"default\" = socket.path")   \
+    PATH(path, "tenants.path", "", false, "its listening socket; needed, but not for \"default\"")                     \
     MODE(mode, "tenants.mode", 0660, false, "file mode of its socket; not for \"default\"")                            \
     UIDS(uids, "tenants.uids", true,                                                                                   \
          "users that may come in, by number or as /etc/passwd names them; none = all whom the file mode lets in")      \

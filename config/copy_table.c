@@ -190,12 +190,17 @@ static kvs_status want_rows(const json_node *root, int dir, copy_table *t, kvs_e
     return s;
 }
 
-static kvs_status want_peer(const json_node *object, copy_peer *ret, kvs_err *err)
+static kvs_status want_peer(const json_node *object, const copy_table *t, copy_peer *ret, kvs_err *err)
 {
     const json_node *n = NULL;
     kvs_status s = json_type_of(object) == JSON_OBJECT ? want_uuid(object, ret->uuid, err)
                                                        : kvs_fail(err, KVS_E_CONFIG, "peer: expected an object");
 
+    if (s == KVS_OK && memcmp(ret->uuid, t->uuid, sizeof t->uuid) == 0)
+        s = kvs_fail(err, KVS_E_CONFIG, "peers: the card itself is among them");
+    for (uint32_t i = 0; i < t->n_peers && s == KVS_OK; i++)
+        if (memcmp(ret->uuid, t->peers[i].uuid, sizeof ret->uuid) == 0)
+            s = kvs_fail(err, KVS_E_CONFIG, "peers: two have the same uuid");
     if (s == KVS_OK)
         s = want(object, "gbs", JSON_NUMBER, &n, err);
     if (s != KVS_OK)
@@ -219,8 +224,8 @@ static kvs_status want_peers(const json_node *root, copy_table *t, kvs_err *err)
         s = kvs_fail(err, KVS_E_CONFIG, "peers: %zu are more than %d", json_size(list), COPY_TABLE_PEERS);
     if (s != KVS_OK)
         return s;
-    for (const json_node *n = json_first(list); n != NULL && s == KVS_OK; n = json_next(n))
-        s = want_peer(n, &t->peers[t->n_peers++], err);
+    for (const json_node *n = json_first(list); n != NULL && s == KVS_OK; n = json_next(n), t->n_peers++)
+        s = want_peer(n, t, &t->peers[t->n_peers], err);
     return s;
 }
 

@@ -669,9 +669,11 @@ bool core_get_growth(const core *c, uint64_t *ret_usable, uint64_t *ret_max)
     return b.arena < b.max && !c->grow_failed;
 }
 
-void core_set_old_config(core *c, bool old)
+void core_set_old_config(core *c, const char *why)
 {
-    c->old_config = old;
+    c->old_config = why != NULL;
+    if (why != NULL)
+        (void)kvs_fail(&c->reload_err, KVS_E_CONFIG, "%s", why);
 }
 
 kvs_status core_start_failure(const core *c, kvs_err *err)
@@ -729,10 +731,10 @@ uint64_t core_next_due(const core *c)
 uint64_t core_tick(core *c, uint64_t now_us)
 {
     c->now_us = now_us;
+    if (c->held_due_us <= now_us)
+        load_twin_tick(c); /* first: one that is free by now is not overdue */
     while (c->n_due > 0 && c->due[0]->deadline_us <= now_us)
         run_overdue(c->due[0]);
-    if (c->held_due_us <= now_us)
-        load_twin_tick(c);
     if (c->lease_due_us <= now_us)
         c->lease_due_us = directory_expire(c->dir, now_us);
     if (c->step_due)

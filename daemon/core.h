@@ -208,6 +208,7 @@ typedef struct core_piece {
 typedef struct core_tenant {
     uint32_t n_clients;
     uint64_t region_bytes, import_bytes; /* charged */
+    struct load *lone;                   /* LOADs that one onto another device may join: load_twin.c */
 } core_tenant;
 
 /* A device and the threads that serve it.  A region lies on one device, and so does every job. */
@@ -234,7 +235,7 @@ struct core {
     bool paused; /* drained by the operator */
     core_operator operator;
     uint64_t n_reloads, n_reloads_failed;
-    kvs_err reload_err; /* of the latest reload, if that failed */
+    kvs_err reload_err; /* of the latest reload, or of the start, if that was refused */
     kvs_status lost;
     peer *peers;
     uint32_t n_clients, n_admins;
@@ -253,7 +254,7 @@ struct core {
     exchange_reach reach[WIRE_MAX_DEVICES][WIRE_MAX_DEVICES];
     exchange exchanges[WIRE_MAX_DEVICES][WIRE_MAX_DEVICES]; /* [i][i] is none */
     bool may_exchange[WIRE_MAX_DEVICES];                    /* with any other */
-    struct load *lone, *held;                               /* load_twin.c */
+    struct load *held;                                      /* load_twin.c */
     uint64_t held_due_us;                                   /* to look at those that are held */
     pinner_task grow;
     core_piece growing, *pieces; /* registered */

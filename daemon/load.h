@@ -38,6 +38,7 @@ struct load {
     bool settled, suspect;
     uint32_t device; /* the region's */
     /* Its twin, if job.twin is not NULL: load_twin.c. */
+    uint64_t blocks;        /* a sum over which ones are copied, in order */
     load *next, **link;     /* of the list that it is in: lone or held; link is NULL if it is in none */
     load *other;            /* the LOAD of the other side; NULL: there is none, or it has been answered */
     uint64_t held_until_us; /* 0: not known yet */

@@ -4,16 +4,17 @@
 
 /* LOADs of the same blocks onto two devices: who finds whom, and how long an answer is held back.
  *
- * A LOAD that might have a twin waits on the list `lone` while its job is queued or runs.  A second one with the same tenant,
+ * A LOAD that might have a twin waits on its tenant's list `lone` while its job is queued or runs.  A second one with the same
  * namespace and blocks, onto another device that exchange is allowed with, takes it off: they are each other's `other`.
  * When the first job of the two is back, the other one may still read from its slots: it is held back, until the other's job is back
- * too, or until its time is over; then its gate is closed, and it waits for reads that have begun and no more.  A failed,
- * stopped or answered one is not worth waiting for: its gate is closed at once.
+ * too, or until its time is over, its deadline at the latest; then its gate is closed, and it waits for reads that have begun and no
+ * more.  A failed, stopped or answered one is not worth waiting for, nor is one that will not read: the gate is closed at once.
  *
  *   lone --twin found--> paired --job back--> held --other's job back, or gate closed and last read over--> finished
  *     `--job back--> finished     `--job back, and free already (twin_is_free)--------------------------------^ */
 
 enum {
+    LOOKED_AT = 256,             /* lone ones, the latest: a client may have thousands that wait for their counters */
     CLOSED_US = 200,             /* to look again after */
     HELD_US = 1000,              /* at most, and for ... */
     HELD_BYTES_OF_A_US = 100000, /* ... each of these of the blocks: some four times what an exchange takes */
@@ -56,6 +57,16 @@ static bool may_share(const load *l)
     return true;
 }
 
+/* Of the blocks: it is compared before they are. */
+static uint64_t sum_blocks(const load *l)
+{
+    uint64_t sum = l->request->peer->core->seed;
+
+    for (uint32_t k = 0; k < l->job.n_items; k++)
+        sum = (sum ^ (uintptr_t)l->job.items[k].host) * UINT64_C(0x9e3779b97f4a7c15) ^ sum >> 29;
+    return sum;
+}
+
 static bool reach_each_other(const load *a, const load *b)
 {
     const device_mem *of_a = a->seat->region->mem, *of_b = b->seat->region->mem;
@@ -65,7 +76,7 @@ static bool reach_each_other(const load *a, const load *b)
 
 static bool are_twins(core *c, const load *a, const load *b)
 {
-    if (a->request->peer->tenant != b->request->peer->tenant || a->ns != b->ns || a->job.n_items != b->job.n_items ||
+    if (a->blocks != b->blocks || a->ns != b->ns || a->job.n_items != b->job.n_items ||
         !c->exchanges[a->device][b->device].on)
         return false;
     for (uint32_t k = 0; k < a->job.n_items; k++)
@@ -86,10 +97,11 @@ static void place(load *l, unsigned side)
 /* Side 1 of the first one that fits and has not ended. */
 static bool join(load *l)
 {
-    core *c = l->request->peer->core;
+    peer *p = l->request->peer;
+    uint32_t n = 0;
 
-    for (load *o = c->lone; o != NULL; o = o->next) {
-        if (!are_twins(c, l, o))
+    for (load *o = p->core->tenants[p->tenant].lone; o != NULL && n < LOOKED_AT; o = o->next, n++) {
+        if (!are_twins(p->core, l, o))
             continue;
         l->job.twin = o->job.twin;
         place(l, 1);
@@ -112,6 +124,7 @@ void load_twin_find(load *l)
 
     if (!may_share(l))
         return;
+    l->blocks = sum_blocks(l);
     l->job.order = request_alloc(l->request, 2 * (uint64_t)l->job.n_items, sizeof(*l->job.order));
     if (l->job.order == NULL || join(l))
         return;
@@ -120,7 +133,7 @@ void load_twin_find(load *l)
     if (l->job.twin == NULL)
         return; /* no memory: it goes its way alone */
     place(l, 0);
-    list_put(&c->lone, l);
+    list_put(&c->tenants[l->request->peer->tenant].lone, l);
 }
 
 /* ---- the end ---- */
@@ -148,13 +161,14 @@ static void close_gate(load *l)
     l->request->peer->core->held_due_us = 0;
 }
 
-/* Is the other one about to take what it misses from here?  Not if it has not begun: it may wait for anything. */
+/* Is the other one about to take what it misses from here?  Not if it has not begun: it may wait for anything.  Nor if it misses
+ * nothing, or cannot read from here. */
 static bool is_waited_for(const load *l)
 {
     const request *r = l->request;
 
     return l->job.job.status == KVS_OK && !r->answered && !r->cancelled && !r->peer->gone && !r->peer->core->draining &&
-           twin_has_begun(l->job.twin, 1 - l->job.side);
+           twin_may_read(l->job.twin, 1 - l->job.side);
 }
 
 /* The clock of the core may be old: the next tick, which is due at once, says until when. */
@@ -197,11 +211,19 @@ void load_twin_stop(load *l, bool dropped)
         close_gate(l);
 }
 
+/* Its blocks are there: no deadline may pass only because of the other one. */
+static uint64_t hold_until(const load *l, uint64_t now_us)
+{
+    uint64_t until = now_us + HELD_US + l->job.n_items * l->job.map->slot_bytes / HELD_BYTES_OF_A_US;
+
+    return until < l->request->deadline_us ? until : l->request->deadline_us;
+}
+
 /* When to look at it again; it is not free. */
 static uint64_t look_again(load *l, uint64_t now_us)
 {
     if (l->held_until_us == 0)
-        l->held_until_us = now_us + HELD_US + l->job.n_items * l->job.map->slot_bytes / HELD_BYTES_OF_A_US;
+        l->held_until_us = hold_until(l, now_us);
     if (l->held_until_us <= now_us && !l->is_closed)
         close_gate(l);
     return l->is_closed ? now_us + CLOSED_US : l->held_until_us;

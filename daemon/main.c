@@ -393,7 +393,7 @@ static void apply_config(app *a, const config *next, const char *changed, const 
     a->old_config = false;
     a->grows = true;
     a->note[0] = '\0';
-    core_set_old_config(a->core, false);
+    core_set_old_config(a->core, NULL);
     keep_config(a);
     log_set_level(level_of(a->config.log_level));
     core_configured(a->core);
@@ -681,7 +681,7 @@ static kvs_status start(app *a, kvs_err *err)
                            conn_now_us(), err);
     if (s == KVS_OK) {
         core_set_edge(a->core, &a->edge);
-        core_set_old_config(a->core, a->old_config);
+        core_set_old_config(a->core, a->old_config ? a->note : NULL);
         s = server_start(a->server, a->core, a->mailbox, err);
     }
     if (s == KVS_OK) {

@@ -273,10 +273,16 @@ static bool fail_all(mover_run *r, const kvs_err *err)
     return !r->open;
 }
 
+/* Items that are queued, or were. */
+static uint32_t n_queued(const mover_run *r)
+{
+    return r->j->twin != NULL ? r->n_items - twin_missing(r->j->twin, r->j->side) : r->at.item;
+}
+
 /* Nothing of it is left to be queued. */
 static bool all_queued(const mover_run *r)
 {
-    return r->j->twin != NULL ? twin_missing(r->j->twin, r->j->side) == 0 : r->at.item >= r->n_items;
+    return n_queued(r) >= r->n_items;
 }
 
 /* Queue the next batch, if there is one and room for it. */
@@ -347,7 +353,7 @@ static bool has_ended(const mover_run *r)
         return true;
     if (!atomic_load_explicit(&j->stop, memory_order_relaxed))
         return false;
-    job_note(j, kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, r->at.item, r->n_items),
+    job_note(j, kvs_fail(&err, KVS_E_CANCELLED, "stopped at item %" PRIu32 " of %" PRIu32, n_queued(r), r->n_items),
              &err);
     return true;
 }

@@ -68,8 +68,8 @@ bool core_is_idle(const core *c);  /* no request in flight, no region being unma
 bool core_is_ready(const core *c); /* the first piece is usable */
 /* How far the arena has grown: bytes that are usable, and how many were asked for.  False: it grows no further. */
 bool core_get_growth(const core *c, uint64_t *ret_usable, uint64_t *ret_max);
-/* The process runs an older configuration than the file's, which is broken: HEALTH says so. */
-void core_set_old_config(core *c, bool old);
+/* The process runs an older configuration than the file's, which is broken (why; NULL: it is mended): HEALTH says so. */
+void core_set_old_config(core *c, const char *why);
 /* HEALTH's state (enum wire_health), and why: bits of health_reason. */
 uint32_t core_health(const core *c, uint32_t *ret_reasons);
 /* KVS_OK, or why no piece will ever be usable: the process must end. */

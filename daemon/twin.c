@@ -10,13 +10,15 @@ enum { ALONE, JOINED, OVER };
 typedef struct side {
     _Atomic uint32_t gate; /* reads from its places that are going on; CLOSED */
     _Atomic bool ended, begun;
+    _Atomic bool sated; /* it begins no more reads from the other's places */
     const uint8_t **at; /* [n] */
     /* The thread's own. */
     bool *has; /* [n]: taken by this side, from wherever */
     uint32_t left;
-    uint32_t own_at,
-        other_at;   /* places in this side's order and in the other's: what is before them need not be looked at */
-    bool keeps_off; /* takes nothing from the twin */
+    /* Places in this side's order and in the other's, and a block: what is before them need not be looked at. */
+    uint32_t own_at, other_at, any_at;
+    uint32_t open_at, landed_at; /* where the next round begins, for blocks that have come back out of turn */
+    bool keeps_off;              /* takes nothing from the twin */
 } side;
 
 struct twin {
@@ -110,10 +112,14 @@ void twin_close(twin *t, unsigned s)
     (void)atomic_fetch_or(&t->sides[s].gate, CLOSED);
 }
 
+/* First: whoever is sated has entered for the last time before. */
 bool twin_is_free(const twin *t, unsigned s)
 {
-    return atomic_load(&t->who) != JOINED || atomic_load(&t->sides[1 - s].ended) ||
-           atomic_load(&t->sides[s].gate) == CLOSED;
+    bool sated = atomic_load(&t->sides[1 - s].sated);
+    uint32_t gate = atomic_load(&t->sides[s].gate);
+
+    return atomic_load(&t->who) != JOINED || atomic_load(&t->sides[1 - s].ended) || gate == CLOSED ||
+           (sated && gate == 0);
 }
 
 void twin_back(twin *t, unsigned s)
@@ -121,15 +127,15 @@ void twin_back(twin *t, unsigned s)
     atomic_store(&t->sides[s].ended, true);
 }
 
-bool twin_has_begun(const twin *t, unsigned s)
+bool twin_may_read(const twin *t, unsigned s)
 {
-    return atomic_load(&t->sides[s].begun);
+    return atomic_load(&t->sides[s].begun) && !atomic_load(&t->sides[s].sated);
 }
 
 bool twin_end(twin *t, unsigned s)
 {
     atomic_store(&t->sides[s].ended, true);
-    return (s == 0 && change_who(t, OVER)) || atomic_load(&t->sides[1 - s].ended);
+    return (s == 0 && change_who(t, OVER)) || twin_is_free(t, s);
 }
 
 /* ---- blocks ---- */
@@ -149,7 +155,8 @@ static void note(twin *t, unsigned s, uint32_t block)
     side *x = &t->sides[s];
 
     x->has[block] = true;
-    x->left--;
+    if (--x->left == 0)
+        atomic_store(&x->sated, true);
     if (!atomic_load_explicit(&x->begun, memory_order_relaxed))
         atomic_store(&x->begun, true);
 }
@@ -169,6 +176,12 @@ static bool take_open(twin *t, unsigned s, uint32_t block)
     return !t->sides[s].has[block] && claim(t, s, block);
 }
 
+static void keep_off(side *x)
+{
+    x->keeps_off = true;
+    atomic_store(&x->sated, true);
+}
+
 /* True: it is there, and the read from it has begun. */
 static bool take_landed(twin *t, unsigned s, uint32_t block)
 {
@@ -176,8 +189,23 @@ static bool take_landed(twin *t, unsigned s, uint32_t block)
 
     if (x->has[block] || x->keeps_off || atomic_load(&t->state[block]) != LANDED + 1 - s)
         return false;
-    x->keeps_off = !enter(&t->sides[1 - s]);
+    if (!enter(&t->sides[1 - s]))
+        keep_off(x);
     return !x->keeps_off;
+}
+
+/* One that can be taken, wherever: once around from *at, which is left behind it.  What has come back together is found together,
+ * so that many blocks cost no more than a few rounds. */
+static bool once_around(twin *t, unsigned s, bool (*take)(twin *t, unsigned s, uint32_t block), uint32_t *at,
+                        uint32_t *ret)
+{
+    for (uint32_t i = 0; i < t->n; i++) {
+        *ret = *at;
+        *at = *at + 1 < t->n ? *at + 1 : 0;
+        if (take(t, s, *ret))
+            return true;
+    }
+    return false;
 }
 
 /* Along this side's order; what the other has taken is passed for good. */
@@ -190,10 +218,7 @@ static bool next_open(twin *t, unsigned s, uint32_t *ret)
         if (take_open(t, s, *ret))
             return true;
     }
-    for (uint32_t b = 0; atomic_load(&t->untidy) && b < t->n; b++)
-        if (take_open(t, s, *ret = b))
-            return true;
-    return false;
+    return atomic_load(&t->untidy) && atomic_load(&t->open) > 0 && once_around(t, s, take_open, &x->open_at, ret);
 }
 
 /* Along the other's order, up to what it has not landed. */
@@ -208,18 +233,17 @@ static bool next_landed(twin *t, unsigned s, uint32_t *ret)
         if (!x->has[*ret])
             break;
     }
-    for (uint32_t b = 0; atomic_load(&t->untidy) && b < t->n; b++)
-        if (take_landed(t, s, *ret = b))
-            return true;
-    return false;
+    return !x->keeps_off && atomic_load(&t->untidy) && once_around(t, s, take_landed, &x->landed_at, ret);
 }
 
 static bool next_any(twin *t, unsigned s, uint32_t *ret)
 {
-    for (uint32_t b = 0; b < t->n; b++)
-        if (!t->sides[s].has[b]) {
-            *ret = b;
-            (void)claim(t, s, b);
+    side *x = &t->sides[s];
+
+    for (; x->any_at < t->n; x->any_at++)
+        if (!x->has[x->any_at]) {
+            *ret = x->any_at++;
+            (void)claim(t, s, *ret);
             return true;
         }
     return false;
@@ -266,7 +290,8 @@ void twin_again(twin *t, unsigned s, uint32_t block)
 
     x->has[block] = false;
     x->left++;
-    x->keeps_off = true;
+    x->any_at = block < x->any_at ? block : x->any_at;
+    keep_off(x);
 }
 
 uint32_t twin_missing(const twin *t, unsigned s)

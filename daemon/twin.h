@@ -18,7 +18,8 @@
  *
  * While one side reads from the other's places these must stay as they are.  So each read is counted at the gate of the side
  * that it is from, and the LOAD of that side, though all its blocks are there, is not answered before it is free: the other
- * side has ended, or the gate is closed, which keeps out new reads, and the last one is over. */
+ * side has ended; or it begins no more reads, because it has taken all that it misses or keeps off, or because the gate is closed,
+ * and the last one is over. */
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -48,8 +49,8 @@ bool twin_join(twin *t);
 void twin_close(twin *t, unsigned side);
 /* No read from this side's places is going on, nor will there be one. */
 bool twin_is_free(const twin *t, unsigned side);
-void twin_back(twin *t, unsigned side);            /* its job is back: it reads nothing any more */
-bool twin_has_begun(const twin *t, unsigned side); /* it has taken a block */
+void twin_back(twin *t, unsigned side);           /* its job is back: it reads nothing any more */
+bool twin_may_read(const twin *t, unsigned side); /* it has taken a block, and may begin reads */
 
 /* ---- on the mover's thread of `side` ---- */
 /* The next block for this side to copy, and where it is if it comes from the twin: that read has begun, and twin_read_over ends
@@ -65,7 +66,7 @@ uint32_t twin_missing(const twin *t, unsigned side); /* blocks that this side ha
 uint32_t twin_open(const twin *t);                   /* about how many nobody has taken */
 /* What is left, and cannot be taken, is about to land at the other's. */
 bool twin_may_hope(const twin *t, unsigned side);
-/* The job of this side has ended.  True: it is free, see above. */
+/* The job of this side has ended.  True: it is free, see above, and stays so. */
 bool twin_end(twin *t, unsigned side);
 
 #endif

@@ -2,6 +2,7 @@
  * before it is used. */
 #include "proto/client/internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -379,10 +380,45 @@ bool answer_runs_on(const kvs_request *r, kvs_status s)
     return busy;
 }
 
+static kvs_status status_of_item(const kvs_request *r, uint32_t i)
+{
+    kvs_status s;
+
+    if (r->op == WIRE_LOAD)
+        return ((const kvs_load_result *)r->items)[i].status;
+    if (r->op == WIRE_WRITE || r->op == WIRE_DECODE || r->op == WIRE_EXTEND)
+        return ((const kvs_call_result *)r->items)[i].status;
+    s = ((const kvs_status *)r->items)[i];
+    return r->op == WIRE_STORE && s == KVS_E_EXISTS ? KVS_OK : s;
+}
+
+/* What the daemon says of an E_PARTIAL is in the items: the message is how many, and the first. */
+static void tell_partial(kvs_request *r)
+{
+    uint32_t failed = 0, first = 0;
+
+    if (r->items == NULL || !has_items(r->op) || r->err.msg[0] != '\0')
+        return;
+    for (uint32_t i = r->n; i-- > 0;)
+        if (status_of_item(r, i) != KVS_OK) {
+            failed++;
+            first = i;
+        }
+    if (failed > 0)
+        (void)snprintf(r->err.msg, sizeof r->err.msg, "%s: %u of %u failed, the first is [%u]: %s", wire_op_name(r->op),
+                       failed, r->n, first, kvs_status_text(status_of_item(r, first)));
+}
+
 bool answer_decode(kvs_request *r, kvs_status s, wire_in *in, frame *f)
 {
-    if (s == KVS_OK || s == KVS_E_PARTIAL)
-        return decode_ok(r, in, f);
+    bool ok;
+
+    if (s == KVS_OK || s == KVS_E_PARTIAL) {
+        ok = decode_ok(r, in, f);
+        if (ok && s == KVS_E_PARTIAL)
+            tell_partial(r);
+        return ok;
+    }
     if (in->pos < in->len && has_items(r->op))
         return decode_ok(r, in, f);
     answer_spread(r, s);

@@ -159,6 +159,11 @@ static kvs_status hello(kvs_client *c, fresh *n, kvs_err *err)
     if (s == KVS_E_BUSY) /* it accepts (or systemd does for it), and says nothing */
         return kvs_fail(err, s, "%s: no answer to HELLO within %u ms; the daemon is starting, stopped or busy", c->path,
                         c->connect_timeout_ms);
+    if (s == KVS_E_AWAY)
+        return kvs_fail(err, s,
+                        "%s: closed before HELLO was answered: all places are taken (limits.max_clients), or the "
+                        "daemon is ending",
+                        c->path);
     if (s != KVS_OK)
         return s;
     if (a.status != KVS_OK)

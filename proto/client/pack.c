@@ -48,7 +48,7 @@ static kvs_status plane_set(kvs_pack *p, uint32_t i, const kvs_pack_plane *from,
         return kvs_fail(err, KVS_E_INVALID, "planes[%u].base: 0x%llx is no multiple of 16", i,
                         (unsigned long long)base);
     if (from->stride % 16 != 0 || from->stride < to->bytes || from->stride >= KVS_MAX_OFFSET)
-        return kvs_fail(err, KVS_E_INVALID, "planes[%u].stride: %llu is no multiple of 16 in %llu..2^40", i,
+        return kvs_fail(err, KVS_E_INVALID, "planes[%u].stride: %llu is outside %llu..2^40, or no multiple of 16", i,
                         (unsigned long long)from->stride, (unsigned long long)to->bytes);
     if ((p->n_blocks - 1) > (most - (base < most ? base : most)) / from->stride)
         return kvs_fail(err, KVS_E_RANGE, "planes[%u]: %u blocks of stride %llu from 0x%llx end behind 2^47", i,

@@ -133,7 +133,7 @@ kvs_status kvs_region_create(kvs_ns *ns, uint32_t device, uint32_t n_slots, kvs_
     wire_region_create_req q = {.kind = WIRE_REGION_SLOTS, .device = device, .n_slots = n_slots};
 
     if (n_slots == 0)
-        return kvs_fail(err, KVS_E_INVALID, "n_slots: 0 is outside 1..4294967295");
+        return kvs_fail(err, KVS_E_RANGE, "n_slots: 0 is outside 1..1048576");
     return create(ns->c, ns, &q, ret, timeout_ms, err);
 }
 
@@ -183,7 +183,7 @@ static kvs_status import_check(const kvs_ns *ns, const kvs_import *in, kvs_err *
         return kvs_fail(err, KVS_E_INVALID, "%s: %u with memory %u, which has none", ipc ? "n_fds" : "n_ipc",
                         ipc ? in->n_fds : in->n_ipc, in->memory);
     if (in->n_slots == 0)
-        return kvs_fail(err, KVS_E_INVALID, "n_slots: 0 is outside 1..4294967295");
+        return kvs_fail(err, KVS_E_RANGE, "n_slots: 0 is outside 1..1048576");
     if (in->n_maps == 0 || in->n_maps > KVS_MAX_PLANES)
         return kvs_fail(err, KVS_E_LIMIT, "n_maps: %u is outside 1..%d", in->n_maps, KVS_MAX_PLANES);
     if (ns->info.n_planes != 0 && in->n_maps != 1 && in->n_maps != ns->info.n_planes)

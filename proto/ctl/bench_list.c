@@ -16,6 +16,7 @@ bench_figure *bench_add(bench_list *l, const char *unit, bool at_least, double t
     *f = (bench_figure){.unit = unit,
                         .plain_is = "",
                         .value_is = "",
+                        .judged_is = "",
                         .value = NAN,
                         .p99 = NAN,
                         .plain = NAN,
@@ -97,10 +98,11 @@ void bench_print(const bench_list *l, FILE *to)
         print_figure(&l->figures[i], to);
     if (l->n_points > 0)
         print_points(l, to);
-    (void)fprintf(to,
-                  "(the ratio is the median of the ratios of each round, both taken in turn%s;\n"
-                  " of round trips and lookups: client on one CPU, both servers on another)\n",
-                  l->card[0] != '\0' ? "; of a latency above a raw copy it is the difference in us" : "");
+    (void)fprintf(
+        to,
+        "(the ratio is the median of the ratios of each round, both taken in turn%s;\n"
+        " of round trips and lookups: client on one CPU, both servers on another)\n",
+        l->card[0] != '\0' ? "; of a latency above a raw copy it is the difference in us, of pinning the value" : "");
 }
 
 /* ---- JSON ---- */
@@ -118,6 +120,8 @@ static void put_figure(const bench_figure *f, json_writer *w)
     if (f->value_is[0] != '\0')
         json_put_string(w, "value_is", f->value_is);
     json_put_double(w, "ratio", f->judged);
+    if (f->judged_is[0] != '\0')
+        json_put_string(w, "ratio_is", f->judged_is);
     json_put_double(w, "ratio_low", f->low);
     json_put_double(w, "ratio_high", f->high);
     json_put_string(w, "target_is", isnan(f->target) ? "none" : f->at_least ? "at least" : "at most");

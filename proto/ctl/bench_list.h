@@ -22,7 +22,8 @@ typedef struct bench_figure {
     const char *unit, *plain_is;
     const char *value_is; /* what each round gives; "": one measured time, or bytes over it */
     double value, p99, plain, plain_p99;
-    double judged, low, high; /* a ratio, or what the unit says; NAN: the value itself is judged */
+    double judged, low, high; /* a ratio, or what judged_is says; NAN: the value itself is judged */
+    const char *judged_is;    /* "": a ratio */
     double target;            /* NAN: there is none */
     bool at_least;
 } bench_figure;

@@ -56,6 +56,7 @@ static void add(bench_list *l, const char *what, double target, double *ms, size
 
     bench_judge(f, ms, n);
     f->value = f->judged;
+    f->judged_is = "the value";
 }
 
 kvs_status bench_pinning(bench_list *l, bool quick, kvs_err *err)

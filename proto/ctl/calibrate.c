@@ -188,15 +188,80 @@ static kvs_status fill(bench *b, copy_table *t, kvs_err *err)
 
 /* ---- from other devices ---- */
 
-/* One whose memory is out of reach has no row. */
-static kvs_status row_peer(bench *b, device *other, copy_table *t, kvs_err *err)
+/* What stands at byte `at` of the other device's memory. */
+static uint64_t word_at(uint64_t at)
+{
+    return (at + 1) * UINT64_C(0x9e3779b97f4a7c15);
+}
+
+/* From or to the host, all of it. */
+static kvs_status move_all(device *d, device_dir dir, uint8_t *host, uint8_t *dev, uint64_t bytes, kvs_err *err)
+{
+    const device_copy c = dir == DEVICE_LOAD ? (device_copy){dev, host, bytes} : (device_copy){host, dev, bytes};
+    device_queue *q = NULL;
+    uint64_t mark = 0;
+    kvs_status s = d->ops->queue_open(d, dir, &q, err);
+
+    if (s != KVS_OK)
+        return s;
+    s = d->ops->copy(q, &c, 1, (device_how){DEVICE_BY_ENGINE, 0}, &mark, err);
+    if (s == KVS_OK)
+        s = d->ops->wait(q, mark, err);
+    d->ops->queue_close(q);
+    return s;
+}
+
+static kvs_status fill_other(bench *b, device *other, uint8_t *from, kvs_err *err)
+{
+    for (uint64_t at = 0; at + 8 <= b->bytes; at += 8)
+        memcpy(b->host + at, &(uint64_t){word_at(at)}, 8);
+    return move_all(other, DEVICE_LOAD, b->host, from, b->bytes, err);
+}
+
+/* Did the copies bring what they should?  There are machines where such copies are fast and wrong: the I/O memory management
+ * stands between the cards. */
+static kvs_status check_bytes(bench *b, const uint8_t *from, bool *ret, kvs_err *err)
+{
+    kvs_status s = move_all(b->d, DEVICE_STORE, b->host, b->dev, b->bytes, err);
+
+    *ret = s == KVS_OK;
+    for (size_t i = 0; i < b->n && *ret; i++) {
+        const device_copy *c = &b->copies[i];
+        const uint8_t *got = b->host + ((const uint8_t *)c->dst - b->dev);
+
+        for (uint64_t at = 0; at + 8 <= c->bytes && *ret; at += 8)
+            *ret = memcmp(got + at, &(uint64_t){word_at((uint64_t)((const uint8_t *)c->src - from) + at)}, 8) == 0;
+    }
+    return s;
+}
+
+/* *ret: 0, what came was not what was there. */
+static kvs_status measure_peer(bench *b, device *other, device_mem *mem, double *ret, kvs_err *err)
 {
     const uint64_t piece = PIECES[N_PIECES - 1];
+    uint64_t had;
+    uint8_t *from = other->ops->mem_base(mem, 0, &had);
+    kvs_status s = fill_other(b, other, from, err);
+    bool right = false;
+
+    if (s != KVS_OK)
+        return s;
+    lay_out(b, 0, piece < b->bytes ? piece : b->bytes);
+    for (size_t i = 0; i < b->n; i++)
+        b->copies[i].src = from + ((const uint8_t *)b->copies[i].src - b->host);
+    s = alone(b, 0, b->copies[0].bytes, (device_how){DEVICE_FROM_PEER, 0}, ret, err);
+    if (s == KVS_OK)
+        s = check_bytes(b, from, &right, err);
+    *ret = right ? *ret : 0;
+    return s;
+}
+
+/* One whose memory is out of reach, or comes over wrong, has no row. */
+static kvs_status row_peer(bench *b, device *other, copy_table *t, kvs_err *err)
+{
     copy_peer *p = &t->peers[t->n_peers];
     device_about about = {0};
     device_mem *mem = NULL;
-    uint64_t had;
-    uint8_t *from;
     kvs_status s;
 
     if (b->d->ops->reaches == NULL || !b->d->ops->reaches(b->d, other))
@@ -204,15 +269,14 @@ static kvs_status row_peer(bench *b, device *other, copy_table *t, kvs_err *err)
     s = other->ops->mem_create(other, b->bytes, &mem, err);
     if (s != KVS_OK)
         return s;
-    from = other->ops->mem_base(mem, 0, &had);
-    lay_out(b, 0, piece < b->bytes ? piece : b->bytes);
-    for (size_t i = 0; i < b->n; i++)
-        b->copies[i].src = from + ((const uint8_t *)b->copies[i].src - b->host);
-    if (other->ops->mem_reached(mem, b->mem))
-        s = alone(b, 0, b->copies[0].bytes, (device_how){DEVICE_FROM_PEER, 0}, &p->gbs, err);
+    if (other->ops->about != NULL)
+        other->ops->about(other, &about);
+    if (other->ops->mem_reached(mem, b->mem)) {
+        s = measure_peer(b, other, mem, &p->gbs, err);
+        if (s == KVS_OK && p->gbs <= 0 && b->plan->on_wrong != NULL)
+            b->plan->on_wrong(about.uuid);
+    }
     if (s == KVS_OK && p->gbs > 0) {
-        if (other->ops->about != NULL)
-            other->ops->about(other, &about);
         memcpy(p->uuid, about.uuid, sizeof p->uuid);
         t->n_peers++;
     }
@@ -357,6 +421,15 @@ static void on_step(uint32_t done, uint32_t of)
     progress_show("calibrate", done, of);
 }
 
+static void on_wrong(const uint8_t uuid[16])
+{
+    (void)fprintf(
+        stderr,
+        "kvstridectl: calibrate: what is copied from the GPU whose UUID begins with %02x%02x%02x%02x is not what is "
+        "there: no LOADs together with that one (IOMMU? ACS?)\n",
+        uuid[0], uuid[1], uuid[2], uuid[3]);
+}
+
 static void print_table(const copy_table *t)
 {
     (void)printf("%-6s %9s   %15s %18s   %23s %23s\n", "", "", "alone, GB/s", "", "beside a busy process,",
@@ -395,7 +468,8 @@ int ctl_calibrate(const ctl *c)
                         .ud = &own,
                         .bytes = UINT64_C(256) << 20,
                         .beside_ms = 100,
-                        .on_step = progress_wanted(c->quiet) ? on_step : NULL};
+                        .on_step = progress_wanted(c->quiet) ? on_step : NULL,
+                        .on_wrong = on_wrong};
     time_t now = time(NULL);
     struct tm day;
     copy_table t;

@@ -2,7 +2,7 @@
 #define KVS_CTL_CALIBRATE_H
 
 /* Calibrate: measure how fast a device copies pieces of several sizes, by its engines and by a kernel, alone and beside a
- * busy process, and whole blocks from the other devices.
+ * busy process, and whole blocks from the other devices, if they come over right.
  *
  * Knows kernels/device.h and the table that it fills.  Does not know daemons or files.
  * One thread, and the busy process.  Owns device, memory and process while it runs. */
@@ -20,6 +20,7 @@ typedef struct calibrate_plan {
     uint64_t bytes;     /* that one measurement copies, at most */
     uint32_t beside_ms; /* how long one beside the busy process takes, at least */
     void (*on_step)(uint32_t done, uint32_t of);
+    void (*on_wrong)(const uint8_t uuid[16]); /* copies from that device bring other bytes; or NULL */
 } calibrate_plan;
 
 /* *ret gets all but the date. */

@@ -66,6 +66,14 @@ static kvs_status put_row(const json_node *row, const char *before, kvs_err *err
     return text != NULL ? KVS_OK : kvs_fail(err, KVS_E_NO_MEMORY, "no memory for a line");
 }
 
+/* Once, above the first row: a listing that was refused has none. */
+static void show_titles(const listing *l)
+{
+    if (l->shown == 0)
+        (void)printf("%-64s  %5s  %6s  %-11s  %5s  %6s  %s\n", "key", "ns", "depth", "state", "holds", "leases",
+                     "pinned");
+}
+
 static kvs_status show_row(listing *l, const json_node *row, kvs_err *err)
 {
     kvs_status s = KVS_OK;
@@ -74,6 +82,8 @@ static kvs_status show_row(listing *l, const json_node *row, kvs_err *err)
         l->more = true;
         return KVS_OK;
     }
+    if (!l->c->json)
+        show_titles(l);
     if (l->c->json) /* brackets and commas by hand: a pool may hold millions, one line is in memory at a time */
         s = put_row(row, l->shown > 0 ? ",\n" : "[", err);
     else
@@ -128,14 +138,13 @@ int ctl_ls(const ctl *c)
 
     if (client == NULL)
         return code;
-    if (!c->json)
-        (void)printf("%-64s  %5s  %6s  %-11s  %5s  %6s  %s\n", "key", "ns", "depth", "state", "holds", "leases",
-                     "pinned");
     do
         s = show_page(&l, client, &cursor, &err);
     while (s == KVS_OK && cursor != UINT64_MAX && !l.more && !ferror(stdout));
     if (c->json && (s == KVS_OK || l.shown > 0))
         (void)printf("%s]\n", l.shown == 0 ? "[" : "");
+    if (!c->json && s == KVS_OK)
+        show_titles(&l);
     plain.json = c->json && l.shown == 0; /* a list that has begun is the document */
     if (s != KVS_OK)
         code = ctl_fail(&plain, "ls", s, &err);
@@ -238,6 +247,11 @@ static kvs_status drop_all(kvs_client *client, const ctl *c, const uint8_t *keys
     return s;
 }
 
+static const char *drop_text(kvs_status s)
+{
+    return s == KVS_OK ? "dropped" : s == KVS_E_BUSY ? "kept: leased or pinned" : kvs_status_text(s);
+}
+
 static int show_dropped(const ctl *c, const kvs_status *results)
 {
     json_writer *w = c->json ? json_writer_create() : NULL;
@@ -249,7 +263,7 @@ static int show_dropped(const ctl *c, const kvs_status *results)
         if (results[i] != KVS_OK)
             code = CTL_REFUSED;
         if (!c->json) {
-            (void)printf("%s  %s\n", c->args[i], results[i] == KVS_OK ? "dropped" : kvs_status_text(results[i]));
+            (void)printf("%s  %s\n", c->args[i], drop_text(results[i]));
             continue;
         }
         json_begin_object(w, NULL);

@@ -71,10 +71,8 @@ static const option_row ROWS[] = {
     {"quiet", "", "no progress line", FLAG, true, offsetof(ctl, quiet), 0, 0},
     {"help", "", "this text, or that of a command", HELP, true, 0, 0, 0},
     {"version", "", "name and version", VERSION, true, 0, 0, 0},
-    {"socket", "PATH",
-     "admin socket of the daemon; default $KVSTRIDE_ADMIN_SOCKET, else " CTL_ADMIN_SOCKET
-     " (of replay: an engines' socket, no default)",
-     TEXT, false, offsetof(ctl, socket), 0, 0},
+    {"socket", "PATH", "admin socket of the daemon; default $KVSTRIDE_ADMIN_SOCKET, else " CTL_ADMIN_SOCKET, TEXT,
+     false, offsetof(ctl, socket), 0, 0},
     {"timeout-ms", "N", "give up after N ms without an answer; default 5000", WHOLE, false, offsetof(ctl, timeout_ms),
      1, 3600000},
     {"ns", "N", "namespace by its number", WHOLE, false, offsetof(ctl, ns), 0, UINT32_MAX - 1},
@@ -125,6 +123,14 @@ static const ctl_command *find(const char *name)
 
 /* ---- help ---- */
 
+/* replay has another socket than the rest. */
+static const char *help_for(const ctl_command *of, const option_row *row)
+{
+    if (of != NULL && strcmp(of->name, "replay") == 0 && strcmp(row->name, "socket") == 0)
+        return "engines' socket of a running daemon; no default";
+    return row->help;
+}
+
 static void print_options(const ctl_command *of)
 {
     for (size_t i = 0; i < N_ROWS; i++) {
@@ -133,7 +139,7 @@ static void print_options(const ctl_command *of)
         if (!ROWS[i].any && (of == NULL || !has_word(of->options, ROWS[i].name)))
             continue;
         (void)snprintf(left, sizeof left, "--%s %s", ROWS[i].name, ROWS[i].value);
-        (void)printf("  %-16s  %s\n", left, ROWS[i].help);
+        (void)printf("  %-16s  %s\n", left, help_for(of, &ROWS[i]));
     }
 }
 

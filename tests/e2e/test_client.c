@@ -158,6 +158,8 @@ Test(client_e2e, leases_pins_and_resets)
     cr_assert_eq(slot_at(&e, loaded[0].slot)[7], 0x51);
     OK(kvs_slot_drop(e.region, &loaded[0].slot, 1, NULL, results, 0, &err));
     FAILS(KVS_E_PARTIAL, kvs_drop(e.ns, keys, 1, results, 0, &err)); /* leased */
+    cr_assert_str_eq(err.msg,
+                     "DROP: 1 of 1 failed, the first is [0]: in use, being written, or over the granted credit");
     cr_assert_eq(results[0], KVS_E_BUSY);
     OK(kvs_release(e.c, &lease, 0, &err));
     OK(kvs_pin(e.ns, keys, 2, results, 0, &err));

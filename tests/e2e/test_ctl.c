@@ -379,6 +379,8 @@ Test(ctl, exits_4_when_the_daemon_refuses)
     SAYS(err, "admin socket");
     RUNS(4, "clients --json --socket %s", d.socket);
     SAYS(out, "\"status\":\"E_DENIED\"");
+    RUNS(4, "ls --socket %s --ns 77", d.admin);
+    cr_assert_str_eq(ran.out, "", "no titles above a refusal");
     RUNS(4, "drop --socket %s --ns 77 %s", d.admin, key_text(0));
     RUNS(4, "reset --socket %s --ns 77", d.admin);
 }
@@ -544,6 +546,8 @@ Test(ctl, reset_keeps_what_is_pinned_and_exits_4)
     cr_assert_eq(number(j, "dropped"), 4);
     cr_assert_eq(number(j, "kept"), 1);
     json_destroy(j);
+    RUNS(4, "drop --ns 0 --socket %s %s", d.admin, key_text(0));
+    SAYS(out, "  kept: leased or pinned\n");
     RUNS(4, "reset --ns 0 --socket %s", d.admin);
     SAYS(out, "kept 1 pinned (--pinned drops them too)");
     RUNS(0, "reset --ns 0 --pinned --socket %s", d.admin);

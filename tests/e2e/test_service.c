@@ -52,6 +52,26 @@ static wire_health_rep health(void)
     return rep;
 }
 
+static bool summary_has(const char *text)
+{
+    wire_status_req q = {.section = WIRE_SECTION_SUMMARY, .ns = WIRE_NONE32};
+    uint8_t body[WIRE_status_req_BYTES];
+    wire_out o = {.base = body, .cap = sizeof body};
+    raw_client c;
+    frame f;
+    bool has;
+
+    wire_put_status_req(&o, &q);
+    cr_assert(raw_connect(&c, d.socket));
+    cr_assert(raw_hello(&c));
+    cr_assert(raw_send(&c, WIRE_STATUS, 7, body, sizeof body, NULL, 0));
+    cr_assert(raw_recv(&c, &f, 5000));
+    cr_assert_eq(f.head.status, KVS_OK);
+    has = memmem(f.body, f.head.body_len, text, strlen(text)) != NULL;
+    raw_close(&c);
+    return has;
+}
+
 static void start_with_copy(const char *json)
 {
     daemon_configure(&d, json);
@@ -70,11 +90,13 @@ Test(service, a_file_broken_at_a_restart_does_not_cost_the_service)
     cr_assert(daemon_wait_log(&d, "old_config", 1, 5000));
     cr_assert_eq(health().state, WIRE_HEALTH_DEGRADED);
     cr_assert_eq(health().reasons, HEALTH_OLD_CONFIG);
+    cr_assert(summary_has("limits.max_clients: 0 is outside"), "why it was refused");
 
     daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"limits\": {\"max_clients\": 6}}");
     (void)kill(d.pid, SIGHUP);
     cr_assert(daemon_wait_log(&d, "changed=limits.max_clients", 1, 5000));
     cr_assert_eq(health().state, WIRE_HEALTH_OK, "the file is mended");
+    cr_assert(summary_has("\"reload_error\":null"));
     cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
 }
 

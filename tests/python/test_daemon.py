@@ -20,7 +20,7 @@ from kvstride import (
     CancelledError, Client, DeadlineError, DecodeCall, Entry, Event, Format, Opened, PartialError, PlaneMap, Region,
     Slot, Status, StatusError, Sync, WriteCall, derive_chain, derive_key, make_memfd, mla_namespace, wire,
 )  # fmt: skip
-from kvstride.errors import KvstrideError
+from kvstride.errors import KvstrideError, WireError
 from kvstride.wire import Op
 
 from support import PROTOCOL, ROOT, Daemon
@@ -205,6 +205,8 @@ class Sessions(WithDaemon):
     def test_away(self) -> None:
         with self.assertRaises(AwayError):
             Client(self.daemon.socket + "-not")
+        with self.assertRaisesRegex(AwayError, "200 bytes, 107 at most"):
+            Client("/" + "x" * 199)
         self.client.close()
         self.client.close()
         with self.assertRaises(AwayError):
@@ -410,8 +412,8 @@ class Keys(WithDaemon):
     def test_status_has_the_members_of_the_page(self) -> None:
         text = PROTOCOL.read_text()
         start = text.index("| section | members |")
-        # A daemon without a GPU has no table of how one copies.
-        rows = [row.split("if there is a table also")[0] for row in text[start : text.index("\n\n", start)].splitlines()[2:]]
+        # A daemon with one device has no other to exchange with.
+        rows = [r for r in text[start : text.index("\n\n", start)].splitlines()[2:] if not r.startswith("| `exchange`")]
         wanted = set(re.findall("`(\\w+)`", "\n".join(rows)))
         self.client.reserve([self.opened], KEYS[:1])
         admin = self.other(self.daemon.admin)
@@ -745,6 +747,8 @@ class Refusals(WithDaemon):
         ):  # fmt: skip
             with self.subTest(body=body), self.refused(status):
                 self.raw(Op.LOOKUP, body)
+        with self.assertRaisesRegex(WireError, "LOOKUP: a body of [0-9]+ bytes; the daemon takes [0-9]+"):
+            self.raw(Op.LOOKUP, bytes(self.client.hello.max_body + 8))
         with self.refused(Status.E_INVALID):
             self.raw(Op.REGION_CLOSE, struct.pack("<II", 1, 1))
         load, store = wire.REQUESTS[Op.LOAD], wire.REQUESTS[Op.STORE]

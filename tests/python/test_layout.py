@@ -21,6 +21,10 @@ class Layouts(unittest.TestCase):
         self.assertEqual(space.slot_bytes, 3872)
         self.assertEqual(Namespace.parse(space.canonical()), space)
 
+    def test_format_is_not_a_text(self) -> None:
+        with self.assertRaisesRegex(LayoutError, "latent.format 'auto'"):
+            mla_namespace("m", 1, 64, format="auto")  # type: ignore[arg-type]
+
     def test_shard(self) -> None:
         space = Namespace("modèle", "fp8 é", 1, [LATENT], Shard.LAYERS, 0, 30, 61)
         self.assertEqual(Namespace.parse(space.canonical()), space)

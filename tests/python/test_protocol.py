@@ -113,8 +113,12 @@ class Dumps(unittest.TestCase):
             wire.unpack_header(b"KVS2" + DUMPS["ping_req"][4:32])
         with self.assertRaises(WireError):
             wire.unpack_reply(bytes.fromhex("0500000000000000") + b"hello\0\0\1")
-        with self.assertRaises(WireError):
+        with self.assertRaisesRegex(WireError, r"key\[0\]: 31 bytes"):
             wire.REQUESTS[Op.LOOKUP].pack({"key": [bytes(31)]}, ns=0, n_keys=1)
+        with self.assertRaisesRegex(WireError, r"key\[1\]: str"):
+            wire.REQUESTS[Op.LOOKUP].pack({"key": [bytes(32), "a" * 32]}, ns=0, n_keys=2)
+        with self.assertRaisesRegex(WireError, r"slot\[0\]: int"):
+            wire.REQUESTS[Op.SLOT_DROP].pack({"slot": [7]}, region=0, n=1)
         with self.assertRaises(WireError):
             wire.REQUESTS[Op.LOOKUP].pack({"key": []}, ns=0, n_keys=1)
 

@@ -1,5 +1,7 @@
 /* Twins under TSan: two movers load the same blocks for two devices, one stops or fails now and then, and slots are
- * overwritten as soon as their side is free: a read that comes after that is a race, and its block is wrong. */
+ * overwritten as soon as their side is free: a read that comes after that is a race, and its block is wrong.
+ *
+ * race_twin [ROUNDS [SEED]]: other rounds by hand. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -145,13 +147,15 @@ static void one_round(unsigned round)
     twin_unref(t);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    unsigned rounds = argc > 1 ? (unsigned)strtoul(argv[1], NULL, 0) : ROUNDS;
     stub_device *failing = NULL;
     enum stub_call failing_call = STUB_COPY;
     unsigned fails_at = 0, failed;
     mover_stats s;
 
+    srand(argc > 2 ? (unsigned)strtoul(argv[2], NULL, 0) : 1);
     w.host = malloc((size_t)N * BLOCK);
     if (w.host == NULL)
         return 1;
@@ -160,7 +164,7 @@ int main(void)
     sink_init(&w.done);
     for (int i = 0; i < 2; i++)
         open_side(&w.sides[i]);
-    for (unsigned r = 0; r < ROUNDS; r++) {
+    for (unsigned r = 0; r < rounds; r++) {
         stub_device *d = &w.sides[r / FAIL_EVERY % 2].dev;
         enum stub_call call = r % 2 ? STUB_COPY : STUB_WAIT;
 
@@ -181,7 +185,7 @@ int main(void)
     sink_fini(&w.done);
     free(w.host);
     failed = w.wrong > 0 || w.pulled == 0;
-    (void)printf("%u rounds, %llu blocks from the twin, %u wrong\n%u passed, %u failed, 0 skipped\n", (unsigned)ROUNDS,
+    (void)printf("%u rounds, %llu blocks from the twin, %u wrong\n%u passed, %u failed, 0 skipped\n", rounds,
                  (unsigned long long)w.pulled, w.wrong, !failed, failed);
     return (int)failed;
 }

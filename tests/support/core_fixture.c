@@ -42,9 +42,9 @@ static device *open_faulty(void)
     return d;
 }
 
-static void open_on(fx *f, bool two)
+static void open_on(fx *f, uint32_t n)
 {
-    device *all[2];
+    device *all[3];
     kvs_err err = {0};
 
     f->fds_before = fx_count_fds();
@@ -52,43 +52,61 @@ static void open_on(fx *f, bool two)
     f->dev = open_faulty();
     if (f->depth > 0)
         fault_device_pretend(f->dev, f->depth, false);
-    if (two && f->faulty_twice)
+    if (n > 1 && f->all_faulty)
         f->second = open_faulty();
-    else if (two)
+    else if (n > 1)
         cr_assert_eq(device_cpu_open(&f->second, &err), KVS_OK, "%s", err.msg);
+    if (n > 2)
+        f->third = open_faulty();
     all[0] = f->dev;
     all[1] = f->second;
-    for (int i = 0; i < 2 && f->faulty_twice; i++)
+    all[2] = f->third;
+    for (uint32_t i = 0; i < n && f->all_faulty; i++)
         fault_device_pretend(all[i], 2, false);
-    cr_assert_eq(core_create_on(&f->core, &f->cfg, all, 1 + two, sink_face(&f->sink), NULL, f->now_us, &err), KVS_OK,
-                 "%s", err.msg);
+    cr_assert_eq(core_create_on(&f->core, &f->cfg, all, n, sink_face(&f->sink), NULL, f->now_us, &err), KVS_OK, "%s",
+                 err.msg);
 }
 
-void fx_open_starting(fx *f)
+static void await_ready(fx *f)
 {
-    open_on(f, false);
-}
-
-void fx_open_two(fx *f)
-{
-    open_on(f, true);
     while (!core_is_ready(f->core))
         fx_run(f, 1);
 }
 
-void fx_open_exchanging(fx *f)
+void fx_open_starting(fx *f)
+{
+    open_on(f, 1);
+}
+
+void fx_open_two(fx *f)
+{
+    open_on(f, 2);
+    await_ready(f);
+}
+
+static void open_exchanging(fx *f, uint32_t n)
 {
     strcpy(f->cfg.mover_exchange, "on");
     f->cfg.mover_batch_bytes = CONFIG_KIB(64);
-    f->faulty_twice = true;
-    fx_open_two(f);
+    f->all_faulty = true;
+    open_on(f, n);
+    await_ready(f);
+}
+
+void fx_open_exchanging(fx *f)
+{
+    open_exchanging(f, 2);
+}
+
+void fx_open_exchanging_three(fx *f)
+{
+    open_exchanging(f, 3);
 }
 
 void fx_open(fx *f)
 {
     fx_open_starting(f);
-    while (!core_is_ready(f->core))
-        fx_run(f, 1);
+    await_ready(f);
 }
 
 void fx_run(fx *f, unsigned n)
@@ -125,6 +143,8 @@ void fx_close(fx *f)
     f->dev->ops->close(f->dev);
     if (f->second)
         f->second->ops->close(f->second);
+    if (f->third)
+        f->third->ops->close(f->third);
     sink_fini(&f->sink);
     cr_assert_eq(fx_count_fds(), f->fds_before, "descriptors were leaked");
 }
@@ -212,6 +232,11 @@ void fx_gone(fx_client *c)
     (void)core_tick(c->f->core, c->f->now_us);
     while (!c->closed)
         fx_run(c->f, 1);
+    fx_forget(c);
+}
+
+void fx_forget(fx_client *c)
+{
     while (c->first) {
         reply *next = c->first->next;
 

@@ -21,7 +21,8 @@ typedef struct fx {
     sink sink;
     device *dev;    /* the faulty one */
     device *second; /* a plain one besides, with fx_open_two; else NULL */
-    bool faulty_twice;
+    device *third;  /* with fx_open_exchanging_three */
+    bool all_faulty;
     config cfg;
     core *core;
     uint64_t now_us;
@@ -67,6 +68,7 @@ void fx_open_starting(fx *f); /* returns at once */
 void fx_open_two(fx *f);      /* fx_open with a second device */
 /* With a second faulty device; both keep two batches queued, of 64 KiB, and exchange what they load. */
 void fx_open_exchanging(fx *f);
+void fx_open_exchanging_three(fx *f); /* three of them */
 void fx_close(fx *f);           /* clients must be gone; checks that no descriptor was leaked and fsck's law holds */
 void fx_run(fx *f, unsigned n); /* run n completions */
 void fx_advance(fx *f, uint64_t us); /* move the clock and tick */
@@ -78,7 +80,8 @@ void fx_connect_tenant(fx_client *c, fx *f, uint32_t tenant); /* below cfg.n_ten
 void fx_client_open(fx_client *c, fx *f);                     /* with HELLO */
 void fx_client_open_tenant(fx_client *c, fx *f, uint32_t tenant);
 void fx_admin_open(fx_client *c, fx *f);
-void fx_gone(fx_client *c); /* peer_gone, then completions until closed */
+void fx_gone(fx_client *c);   /* peer_gone, then completions until closed */
+void fx_forget(fx_client *c); /* closed otherwise: what is left of it in the test */
 
 fx_body *fx_new(void);                                   /* an empty body; fx_send frees it */
 uint64_t fx_send(fx_client *c, uint16_t op, fx_body *b); /* returns the id */

@@ -19,6 +19,7 @@ typedef struct fault_device {
     uint32_t held;
     uint64_t releases;
     bool lazy;
+    _Atomic bool lying;
 } fault_device;
 
 typedef struct fault_mem {
@@ -77,6 +78,11 @@ void fault_device_set_lazy(device *d, bool lazy)
     (void)pthread_mutex_lock(&f->lock);
     f->lazy = lazy;
     (void)pthread_mutex_unlock(&f->lock);
+}
+
+void fault_device_set_lying(device *d, bool lying)
+{
+    atomic_store(&of(d)->lying, lying);
 }
 
 void fault_device_release(device *d)
@@ -305,6 +311,12 @@ static void fault_queue_close(device_queue *dq)
     free(q);
 }
 
+static void lie(const fault_batch *b)
+{
+    if (b->how.means == DEVICE_FROM_PEER && b->n > 0)
+        ((uint8_t *)b->copies[b->n - 1].dst)[b->copies[b->n - 1].bytes - 1] ^= 1;
+}
+
 /* Run what was put off, up to a mark of ours. */
 static kvs_status run_until(fault_queue *q, uint64_t mark, kvs_err *err)
 {
@@ -315,9 +327,11 @@ static kvs_status run_until(fault_queue *q, uint64_t mark, kvs_err *err)
         uint64_t inner_mark;
         kvs_status s = ops->copy(q->inner, b->copies, b->n, b->how, &inner_mark, err);
 
-        free(b);
         if (s == KVS_OK)
             s = ops->wait(q->inner, inner_mark, err);
+        if (s == KVS_OK && atomic_load(&of(q->base.dev)->lying))
+            lie(b);
+        free(b);
         if (s != KVS_OK)
             return s;
     }
@@ -356,13 +370,19 @@ static kvs_status fault_copy(device_queue *dq, const device_copy *c, size_t n, d
     return s;
 }
 
-/* Work that failed is over: it does not land later.  What was queued before it is another's, and there. */
+/* Work that failed is over: it does not land later.  What was queued before it, and has not been waited for, does. */
 static void forget(fault_queue *q, uint64_t mark)
 {
-    if (mark > 0)
-        (void)run_until(q, mark - 1, NULL);
-    if (q->first != NULL && q->first->mark == mark)
-        free(batch_pop(q));
+    for (fault_batch **at = &q->first; *at != NULL; at = &(*at)->next)
+        if ((*at)->mark == mark) {
+            fault_batch *b = *at;
+
+            *at = b->next;
+            if (*at == NULL)
+                q->last = at;
+            free(b);
+            return;
+        }
 }
 
 static kvs_status fault_wait(device_queue *dq, uint64_t mark, kvs_err *err)

@@ -57,6 +57,9 @@ uint64_t fault_device_by_kernel(device *d); /* copy calls so far that asked for 
 /* From now on copies move their bytes in wait() and not before, as on a device that is slow. */
 void fault_device_set_lazy(device *d, bool lazy);
 
+/* From now on the last byte of each batch from another device comes over wrong. */
+void fault_device_set_lying(device *d, bool lying);
+
 /* Let all calls that are held now go on.  A plan stays until its count is used up or it is cleared. */
 void fault_device_release(device *d);
 

@@ -155,6 +155,42 @@ Test(calibrate, has_no_row_for_a_device_that_is_out_of_reach)
     cr_assert_eq(t.n_peers, 0);
 }
 
+static kvs_status open_lying(void *ud, device **ret, kvs_err *err)
+{
+    kvs_status s = open_wrapped(ud, ret, err);
+
+    if (s == KVS_OK)
+        fault_device_set_lying(*ret, true);
+    return s;
+}
+
+static unsigned n_wrong;
+
+static void on_wrong(const uint8_t uuid[16])
+{
+    (void)uuid;
+    n_wrong++;
+}
+
+/* Symptom: where the I/O memory management garbled what GPUs copied from each other, that was fast, and used. */
+Test(calibrate, has_no_row_for_a_device_whose_bytes_come_over_wrong)
+{
+    calibrate_plan p = plan();
+    copy_table t;
+    kvs_err err = {0};
+
+    p.on_wrong = on_wrong;
+    for (int lying = 0; lying < 2; lying++) {
+        p.open = lying ? open_lying : open_wrapped;
+        p.open_peer = open_far;
+        peers_wanted = 2;
+        n_wrong = 0;
+        cr_assert_eq(calibrate_measure(&p, &t, &err), KVS_OK, "%s", err.msg);
+        cr_assert_eq(t.n_peers, lying ? 0 : 2);
+        cr_assert_eq(n_wrong, lying ? 2 : 0);
+    }
+}
+
 static kvs_status open_none(void *ud, device **ret, kvs_err *err)
 {
     (void)ret;

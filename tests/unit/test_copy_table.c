@@ -124,6 +124,16 @@ static void refuse(const char *text, const char *why)
     cr_assert_eq(t.driver_version, 77, "nothing is written");
 }
 
+#define ONE "00112233445566778899aabbccddee01"
+
+static void refuse_peers(const char *peers, const char *why)
+{
+    char text[2048];
+
+    (void)snprintf(text, sizeof text, HEAD "\"load\":[" ROW("16") "],\"store\":[" ROW("16") "],\"peers\":[%s]}", peers);
+    refuse(text, why);
+}
+
 Test(copy_table, is_refused_with_the_member_at_fault)
 {
     copy_table t;
@@ -144,8 +154,18 @@ Test(copy_table, is_refused_with_the_member_at_fault)
     refuse(HEAD "\"load\":[" ROW("16") "],\"store\":[" ROW("16") "],\"peers\":[1]}", "peer: expected an object");
     refuse(HEAD "\"load\":[" ROW("16") "],\"store\":[" ROW("16") "],\"peers\":[{\"gbs\":1}]}", "uuid: is missing");
     refuse(HEAD "\"load\":[" ROW("16") "],\"store\":[" ROW("16") "],\"peers\":[{\"uuid\":"
-                                                                 "\"00112233445566778899aabbccddeeff\",\"gbs\":-1}]}",
+                                                                 "\"00112233445566778899aabbccddee01\",\"gbs\":-1}]}",
            "gbs: -1 is outside 0..");
+    refuse_peers("{\"uuid\":\"00112233445566778899aabbccddeeff\",\"gbs\":1}", "the card itself");
+    refuse_peers("{\"uuid\":\"" ONE "\",\"gbs\":1},{\"uuid\":\"" ONE "\",\"gbs\":2}", "two have the same uuid");
+    refuse_peers("{\"uuid\":\"" ONE "\",\"gbs\":1e999}", "");
+    refuse_peers("{\"uuid\":\"" ONE "\",\"gbs\":100001}", "gbs: 100001 is outside 0..");
+    refuse_peers("{\"uuid\":\"" ONE "\",\"gbs\":\"1\"}", "gbs: expected a number");
+    refuse_peers("{\"uuid\":\"" ONE "\",\"gbs\":null}", "gbs: expected a number");
+    refuse_peers("{\"uuid\":\"" ONE "\"}", "gbs: is missing");
+    refuse_peers("{\"uuid\":\"0011223344556677889900BBCCDDEEFF\",\"gbs\":1}", "uuid: expected 32 digits");
+    refuse_peers("null", "peer: expected an object");
+    refuse_peers("[],[],[],[],[],[],[],[],[],[],[],[],[],[],[],[],[]", "peers: 17 are more than 16");
     refuse(HEAD "\"load\":[" ROW("16") "," ROW("16") "],\"store\":[]}", "load: rows are not in order");
     refuse(HEAD "\"load\":[7],\"store\":[]}", "row: expected an object");
     refuse(HEAD "\"load\":[" ROW("0") "],\"store\":[]}", "piece_bytes: 0 is no whole number");

@@ -1421,8 +1421,8 @@ Test(mover, looks_at_a_stuck_counter_at_most_a_thousand_times_a_second)
 
 /* --- twins ------------------------------------------------------------------------------------------------- */
 
-/* Symptom: the link stood still while a load waited for what its twin was about to land. */
-Test(mover, a_load_that_waits_for_its_twin_leaves_the_link_to_the_next)
+/* Job 0, of tenant 0, has a twin that has taken all and lands nothing; job 1 is somebody's. */
+static void beside_one_that_hopes(uint32_t tenant)
 {
     static uint32_t order[2 * SLOTS];
     twin *t = twin_create(SLOTS, 1);
@@ -1435,19 +1435,32 @@ Test(mover, a_load_that_waits_for_its_twin_leaves_the_link_to_the_next)
     for (uint32_t i = 0; i < SLOTS; i++)
         twin_place(t, 0, i, gpu + i * BLOCK);
     cr_assert(twin_join(t));
-    for (uint32_t i = 0; i < SLOTS; i++) /* all, and it lands none of them */
+    for (uint32_t i = 0; i < SLOTS; i++)
         cr_assert(twin_take(t, 1, TWIN_FROM_HOST, &block, &at));
     k = waiting(make(0, 0, SLOTS), 1, 7);
     k->job.twin = t;
     k->job.order = order;
     submit(k);
-    submit(waiting(make(1, 0, 2), 1, 7));
+    submit(of_tenant(waiting(make(1, 0, 2), 1, 7), tenant));
     reach(1, 7);
     cr_assert(sink_run_until(&done, 2));
     cr_assert_eq(tasks[0].job.job.status, KVS_OK);
     cr_assert_eq(dev.batch_bytes[0], 2 * BLOCK, "the second one's");
     for (uint32_t i = 0; i < SLOTS; i++)
         cr_assert(same_block(i, i));
-    end();
     twin_unref(t);
+}
+
+/* Symptom: the link stood still while a load waited for what its twin was about to land. */
+Test(mover, a_load_that_waits_for_its_twin_leaves_the_link_to_the_next)
+{
+    beside_one_that_hopes(0);
+    end();
+}
+
+Test(mover, a_load_that_waits_for_its_twin_holds_up_no_other_tenant)
+{
+    beside_one_that_hopes(2);
+    cr_assert_eq(tasks[1].place, 1, "it is there before the other one has given up");
+    end();
 }

@@ -2,6 +2,7 @@
 
 #include <criterion/criterion.h>
 #include <string.h>
+#include <time.h>
 
 /* Which block goes which way, and when a side is free. */
 
@@ -179,12 +180,90 @@ Test(twin, is_free_when_the_other_has_ended)
     cr_assert(twin_is_free(t, 1));
 }
 
-Test(twin, has_begun_with_its_first_block)
+Test(twin, may_read_from_its_first_block_on)
 {
-    cr_assert_not(twin_has_begun(t, 0));
+    cr_assert_not(twin_may_read(t, 0));
     (void)own(0);
-    cr_assert(twin_has_begun(t, 0));
-    cr_assert_not(twin_has_begun(t, 1));
+    cr_assert(twin_may_read(t, 0));
+    cr_assert_not(twin_may_read(t, 1));
+}
+
+/* Symptom: an answer was held back for a device that misses nothing any more. */
+Test(twin, is_free_when_the_other_has_taken_all_and_its_last_read_is_over)
+{
+    cr_assert_eq(own(1), 6);
+    twin_landed(t, 1, 6);
+    cr_assert_eq(other(0), 6);
+    for (int i = 0; i < N - 1; i++)
+        (void)own(0);
+    cr_assert_eq(twin_missing(t, 0), 0);
+    cr_assert_not(twin_may_read(t, 0));
+    cr_assert_not(twin_is_free(t, 1), "a read is going on");
+    twin_read_over(t, 0);
+    cr_assert(twin_is_free(t, 1));
+    cr_assert_not(twin_is_free(t, 0), "the other way is open");
+    cr_assert(twin_end(t, 1), "it ends as such");
+}
+
+/* Symptom: an answer was held back for a device whose copies from the other one fail. */
+Test(twin, is_free_when_the_other_cannot_read_from_it)
+{
+    cr_assert_eq(own(1), 6);
+    cr_assert_eq(own(1), 7);
+    twin_landed(t, 1, 6);
+    twin_landed(t, 1, 7);
+    cr_assert_eq(other(0), 6);
+    cr_assert_eq(other(0), 7);
+    twin_again(t, 0, 6);
+    twin_read_over(t, 0);
+    cr_assert_not(twin_may_read(t, 0));
+    cr_assert_not(twin_is_free(t, 1), "a read is going on");
+    twin_read_over(t, 0);
+    cr_assert(twin_is_free(t, 1));
+}
+
+/* Symptom: a mover was busy for half a minute with finding the next one of 400,000 blocks. */
+Test(twin, finds_each_of_many_blocks_at_once, .timeout = 60)
+{
+    enum { MANY = 400000 };
+    const uint8_t *at;
+    clock_t began = clock();
+    uint32_t block = 0;
+
+    twin_unref(t);
+    t = twin_create(MANY, CHUNK);
+    cr_assert(t != NULL && twin_join(t));
+    for (uint32_t i = 0; i < MANY; i++)
+        cr_assert(twin_take(t, 1, TWIN_FROM_HOST, &block, &at));
+    for (uint32_t b = MANY; b-- > MANY / 2;)
+        twin_failed(t, 1, b);
+    for (uint32_t i = 0; i < MANY / 2; i++)
+        cr_assert(twin_take(t, 0, TWIN_FROM_HOST, &block, &at));
+    cr_assert_not(twin_take(t, 0, TWIN_FROM_HOST, &block, &at));
+    for (uint32_t i = 0; i < MANY / 2; i++) {
+        cr_assert(twin_take(t, 0, TWIN_ANYWAY, &block, &at));
+        cr_assert_eq(block, i);
+    }
+    cr_assert_eq(twin_missing(t, 0), 0);
+    cr_assert_lt((double)(clock() - began) / CLOCKS_PER_SEC, 5);
+}
+
+Test(twin, takes_again_what_failed_before_what_comes_behind_it)
+{
+    for (int i = 0; i < N; i++)
+        (void)own(1);
+    twin_landed(t, 1, 6);
+    cr_assert_eq(other(0), 6);
+    for (int i = 0; i < 4; i++)
+        cr_assert_eq(take(0, TWIN_ANYWAY), i);
+    for (int i = 4; i < N; i++)
+        if (i != 6)
+            cr_assert_eq(take(0, TWIN_ANYWAY), i);
+    cr_assert_eq(take(0, TWIN_ANYWAY), -1);
+    twin_again(t, 0, 6);
+    cr_assert_eq(twin_missing(t, 0), 1);
+    cr_assert_eq(take(0, TWIN_ANYWAY), 6);
+    cr_assert_eq(twin_missing(t, 0), 0);
 }
 
 Test(twin, nobody_joins_one_that_has_ended)

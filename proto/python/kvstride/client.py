@@ -316,7 +316,8 @@ class Client:
             try:
                 self._sock.connect(path)
             except OSError as error:
-                raise AwayError(f"{path}: {error.strerror or error}") from error
+                text = error.strerror or f"{error}: {len(os.fsencode(path))} bytes, 107 at most"
+                raise AwayError(f"{path}: {text}") from error
             self._sock.setblocking(False)
             text = name.encode()
             body = _pack(
@@ -779,6 +780,8 @@ class Client:
             raise AwayError(self._why)
         if len(fds) > wire.MAX_FDS:
             raise ValueError(f"{len(fds)} descriptors: at most {wire.MAX_FDS}")
+        if op != Op.HELLO and len(body) > self.hello.max_body:  # it would cost the connection
+            raise WireError(f"{op.name}: a body of {len(body)} bytes; the daemon takes {self.hello.max_body}")
         deadline = self._deadline if deadline is None else deadline
         deadline_us = 0
         if deadline is not None:

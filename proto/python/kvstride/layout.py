@@ -135,6 +135,8 @@ class Namespace:
     def _filled(self, plane: Plane) -> Plane:
         if not re.fullmatch("[a-z0-9_]{1,23}", plane.name):
             raise LayoutError(f"plane name {plane.name!r}: [a-z0-9_], 1..23 bytes")
+        if plane.format not in tuple(Format):
+            raise LayoutError(f"{plane.name}.format {plane.format!r}: a Format; format_of has those of an engine's names")
         fixed = ROW_BYTES.get(plane.format, 0)
         row = plane.row_bytes or fixed
         _within(f"{plane.name}.layer", plane.layer, 0, 0xFFFFFFFF)

@@ -132,14 +132,20 @@ class Array:
         if self.kind == "u8":
             return bytes(items)
         if self.kind == "b32":
-            if any(len(i) != 32 for i in items):
-                raise WireError(f"{self.name}: a key is 32 bytes")
+            for at, item in enumerate(items):
+                if not isinstance(item, (bytes, bytearray, memoryview)):
+                    raise WireError(f"{self.name}[{at}]: {type(item).__name__}; a key is 32 bytes")
+                if len(item) != 32:
+                    raise WireError(f"{self.name}[{at}]: {len(item)} bytes; a key is 32")
             return b"".join(items)
         if isinstance(self.kind, str):
             try:
                 return struct.pack(f"<{len(items)}{_CODES[self.kind]}", *items)
             except struct.error as error:
                 raise WireError(f"{self.name}: {error}") from None
+        for at, item in enumerate(items):
+            if not isinstance(item, dict) and not hasattr(item, "_asdict"):
+                raise WireError(f"{self.name}[{at}]: {type(item).__name__} is no row of {self.kind.name}")
         return b"".join(self.kind.pack(**(i if isinstance(i, dict) else i._asdict())) for i in items)
 
     def unpack(self, data: bytes, offset: int, n: int) -> tuple[Any, int]:

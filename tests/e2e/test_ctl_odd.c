@@ -266,7 +266,7 @@ Test(ctl_odd, calls_a_daemon_unreachable_that_hangs_up_at_hello)
 {
     pid_t pid = odd_daemon(d.admin, KVS_OK, "");
 
-    expect_all(d.admin, N_COMMANDS, CTL_UNREACHABLE, "closed the connection");
+    expect_all(d.admin, N_COMMANDS, CTL_UNREACHABLE, "closed before HELLO");
     end(pid);
 }
 

@@ -510,6 +510,9 @@ static void finish(world *w, user *u, ask *x)
     cr_assert_eq(fx_status(&u->c, WIRE_CANCEL, cancel_body(id)), KVS_OK);
 }
 
+/* A LOAD that is back and held for a twin that has not begun ends by a tick: no completion need come. */
+enum { HELD_US = 5000 };
+
 static void push_to_the_end(world *w, user *u, ask *x)
 {
     while (!fx_has_reply(&u->c, x->id)) {
@@ -517,6 +520,7 @@ static void push_to_the_end(world *w, user *u, ask *x)
             fx_advance(&w->f, 2000000); /* past every deadline */
         else
             let_go(w);
+        fx_advance(&w->f, HELD_US);
         if (!fx_has_reply(&u->c, x->id))
             fx_run(&w->f, 1);
     }
@@ -679,8 +683,11 @@ static void settle(world *w)
         for (int k = 0; k < OPEN; k++)
             if (w->u[i].open[k].id != 0)
                 push_to_the_end(w, &w->u[i], &w->u[i].open[k]);
-    while (!core_is_idle(w->f.core))
-        fx_run(&w->f, 1);
+    while (!core_is_idle(w->f.core)) {
+        fx_advance(&w->f, HELD_US);
+        if (!core_is_idle(w->f.core))
+            fx_run(&w->f, 1);
+    }
     for (size_t i = 0; i < sizeof zeros / sizeof zeros[0]; i++)
         cr_assert_eq(fx_number(&w->admin, WIRE_SECTION_SUMMARY, zeros[i]), 0, "%s", zeros[i]);
     cr_assert_eq(fx_number(&w->admin, WIRE_SECTION_FSCK, "ok"), 1);

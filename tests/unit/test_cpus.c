@@ -8,46 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char root[] = "/tmp/kvs-cpus-XXXXXX";
-static char tree[64], membership[64];
+#include "tests/support/cgroup_tree.h"
 
-static void setup(void)
-{
-    cr_assert_not_null(mkdtemp(root));
-    (void)snprintf(tree, sizeof tree, "%s/tree", root);
-    (void)snprintf(membership, sizeof membership, "%s/self", root);
-    cr_assert_eq(mkdir(tree, 0700), 0);
-}
-
-static void teardown(void)
-{
-    char command[96];
-
-    (void)snprintf(command, sizeof command, "rm -r %s", root);
-    cr_assert_eq(system(command), 0);
-}
-
-TestSuite(cpus, .init = setup, .fini = teardown);
-
-static void put(const char *path, const char *text)
-{
-    char whole[256];
-    FILE *f;
-
-    (void)snprintf(whole, sizeof whole, "%s/%s", root, path);
-    f = fopen(whole, "w");
-    cr_assert_not_null(f, "%s", whole);
-    (void)fputs(text, f);
-    cr_assert_eq(fclose(f), 0);
-}
-
-static void make(const char *path)
-{
-    char whole[256];
-
-    (void)snprintf(whole, sizeof whole, "%s/tree/%s", root, path);
-    cr_assert_eq(mkdir(whole, 0700), 0);
-}
+TestSuite(cpus, .init = cgroup_tree_init, .fini = cgroup_tree_fini);
 
 Test(cpus, without_a_quota_nothing_is_said)
 {
@@ -56,50 +19,50 @@ Test(cpus, without_a_quota_nothing_is_said)
         "1000\n", "100000 0\n",   "100000 -1\n",  "-1 100000\n",  "0 100000\n",   "99999999999999999999999999 1\n",
         "max\n",  "max max max\n"};
 
-    cr_assert_eq(cpus_granted(membership, tree), UINT_MAX, "no such file");
-    put("self", "0::/a\n");
-    cr_assert_eq(cpus_granted(membership, tree), UINT_MAX, "no such group");
-    make("a");
-    put("tree/a/cpu.max", "max 100000\n");
-    cr_assert_eq(cpus_granted(membership, tree), UINT_MAX);
-    put("tree/a/cpu.max", "nonsense\n");
-    cr_assert_eq(cpus_granted(membership, tree), UINT_MAX);
-    put("self", "no colons\n0:one\n");
-    cr_assert_eq(cpus_granted(membership, tree), UINT_MAX);
-    put("self", "0::/a\n");
+    cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), UINT_MAX, "no such file");
+    cgroup_tree_put("self", "0::/a\n");
+    cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), UINT_MAX, "no such group");
+    cgroup_tree_make("a");
+    cgroup_tree_put("tree/a/cpu.max", "max 100000\n");
+    cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), UINT_MAX);
+    cgroup_tree_put("tree/a/cpu.max", "nonsense\n");
+    cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), UINT_MAX);
+    cgroup_tree_put("self", "no colons\n0:one\n");
+    cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), UINT_MAX);
+    cgroup_tree_put("self", "0::/a\n");
     for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
-        put("tree/a/cpu.max", odd[i]);
-        cr_assert_eq(cpus_granted(membership, tree), UINT_MAX, "\"%s\"", odd[i]);
+        cgroup_tree_put("tree/a/cpu.max", odd[i]);
+        cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), UINT_MAX, "\"%s\"", odd[i]);
     }
-    put("self", "0::/../../../..\n");
-    cr_assert_eq(cpus_granted(membership, tree), UINT_MAX);
+    cgroup_tree_put("self", "0::/../../../..\n");
+    cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), UINT_MAX);
 }
 
 Test(cpus, the_tightest_of_all_groups_around_counts)
 {
-    make("a");
-    make("a/b");
-    put("self", "0::/a/b\n");
-    put("tree/a/b/cpu.max", "800000 100000\n");
-    cr_assert_eq(cpus_granted(membership, tree), 8);
-    put("tree/a/cpu.max", "350000 100000\n");
-    cr_assert_eq(cpus_granted(membership, tree), 3, "whole ones");
-    put("tree/cpu.max", "50000 100000\n");
-    cr_assert_eq(cpus_granted(membership, tree), 1, "in a container the mounted root is a group as well");
+    cgroup_tree_make("a");
+    cgroup_tree_make("a/b");
+    cgroup_tree_put("self", "0::/a/b\n");
+    cgroup_tree_put("tree/a/b/cpu.max", "800000 100000\n");
+    cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), 8);
+    cgroup_tree_put("tree/a/cpu.max", "350000 100000\n");
+    cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), 3, "whole ones");
+    cgroup_tree_put("tree/cpu.max", "50000 100000\n");
+    cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), 1, "in a container the mounted root is a group as well");
 }
 
 Test(cpus, quotas_of_the_older_kind)
 {
-    make("cpu");
-    make("cpu/a");
-    put("self", "12:cpuset:/\n4:cpu,cpuacct:/a\n1:name=systemd:/\n0::/\n");
-    put("tree/cpu/a/cpu.cfs_period_us", "100000\n");
-    put("tree/cpu/a/cpu.cfs_quota_us", "-1\n");
-    cr_assert_eq(cpus_granted(membership, tree), UINT_MAX);
-    put("tree/cpu/a/cpu.cfs_quota_us", "400000\n");
-    cr_assert_eq(cpus_granted(membership, tree), 4);
-    put("self", "4:cpuset,cpuacct:/a\n");
-    cr_assert_eq(cpus_granted(membership, tree), UINT_MAX, "not the controller that counts");
+    cgroup_tree_make("cpu");
+    cgroup_tree_make("cpu/a");
+    cgroup_tree_put("self", "12:cpuset:/\n4:cpu,cpuacct:/a\n1:name=systemd:/\n0::/\n");
+    cgroup_tree_put("tree/cpu/a/cpu.cfs_period_us", "100000\n");
+    cgroup_tree_put("tree/cpu/a/cpu.cfs_quota_us", "-1\n");
+    cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), UINT_MAX);
+    cgroup_tree_put("tree/cpu/a/cpu.cfs_quota_us", "400000\n");
+    cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), 4);
+    cgroup_tree_put("self", "4:cpuset,cpuacct:/a\n");
+    cr_assert_eq(cpus_granted(cgroup_membership, cgroup_tree), UINT_MAX, "not the controller that counts");
 }
 
 Test(cpus, a_process_that_is_bound_to_one_has_one)

@@ -6,87 +6,52 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tests/support/cgroup_tree.h"
+
 /* Of control groups of both kinds, in a tree of our own. */
 
-static char root[] = "/tmp/kvs-memory-XXXXXX";
-static char tree[64], membership[64], tightest[KVS_GROUP_BYTES];
+static char tightest[KVS_GROUP_BYTES];
 
-static void setup(void)
-{
-    cr_assert_not_null(mkdtemp(root));
-    (void)snprintf(tree, sizeof tree, "%s/tree", root);
-    (void)snprintf(membership, sizeof membership, "%s/self", root);
-    cr_assert_eq(mkdir(tree, 0700), 0);
-}
-
-static void teardown(void)
-{
-    char command[96];
-
-    (void)snprintf(command, sizeof command, "rm -r %s", root);
-    cr_assert_eq(system(command), 0);
-}
-
-TestSuite(host_memory, .init = setup, .fini = teardown);
-
-static void put(const char *path, const char *text)
-{
-    char whole[256];
-    FILE *f;
-
-    (void)snprintf(whole, sizeof whole, "%s/%s", root, path);
-    f = fopen(whole, "w");
-    cr_assert_not_null(f, "%s", whole);
-    (void)fputs(text, f);
-    cr_assert_eq(fclose(f), 0);
-}
-
-static void make(const char *path)
-{
-    char whole[256];
-
-    (void)snprintf(whole, sizeof whole, "%s/tree/%s", root, path);
-    cr_assert_eq(mkdir(whole, 0700), 0);
-}
+TestSuite(host_memory, .init = cgroup_tree_init, .fini = cgroup_tree_fini);
 
 static uint64_t room(void)
 {
-    return kvs_host_groups_room(membership, tree, tightest);
+    return kvs_host_groups_room(cgroup_membership, cgroup_tree, tightest);
 }
 
 Test(host_memory, without_a_limit_there_is_room_for_all)
 {
     cr_assert_eq(room(), UINT64_MAX, "no such file");
-    put("self", "0::/a\n");
-    make("a");
-    put("tree/a/memory.current", "5000\n");
+    cgroup_tree_put("self", "0::/a\n");
+    cgroup_tree_make("a");
+    cgroup_tree_put("tree/a/memory.current", "5000\n");
     cr_assert_eq(room(), UINT64_MAX, "no such controller");
-    put("tree/a/memory.max", "max\n");
+    cgroup_tree_put("tree/a/memory.max", "max\n");
     cr_assert_eq(room(), UINT64_MAX);
-    put("tree/a/memory.max", "nonsense\n");
+    cgroup_tree_put("tree/a/memory.max", "nonsense\n");
     cr_assert_eq(room(), UINT64_MAX);
-    put("tree/a/memory.max", "99999999999999999999999\n");
+    cgroup_tree_put("tree/a/memory.max", "99999999999999999999999\n");
     cr_assert_eq(room(), UINT64_MAX);
     cr_assert_str_eq(tightest, "");
 }
 
 Test(host_memory, the_tightest_of_all_groups_around_counts)
 {
-    make("a");
-    make("a/b");
-    put("self", "0::/a/b\n");
-    put("tree/a/b/memory.max", "9000\n");
-    put("tree/a/b/memory.current", "5000\n");
+    cgroup_tree_make("a");
+    cgroup_tree_make("a/b");
+    cgroup_tree_put("self", "0::/a/b\n");
+    cgroup_tree_put("tree/a/b/memory.max", "9000\n");
+    cgroup_tree_put("tree/a/b/memory.current", "5000\n");
     cr_assert_eq(room(), 4000);
     cr_assert_str_eq(tightest, "/a/b");
-    put("tree/a/b/memory.stat", "anon 1\ninactive_file 600\n");
+    cgroup_tree_put("tree/a/b/memory.stat", "anon 1\ninactive_file 600\n");
     cr_assert_eq(room(), 4600, "clean file pages go when they must");
-    put("tree/a/memory.max", "6000\n");
-    put("tree/a/memory.current", "5500\n");
+    cgroup_tree_put("tree/a/memory.max", "6000\n");
+    cgroup_tree_put("tree/a/memory.current", "5500\n");
     cr_assert_eq(room(), 500);
     cr_assert_str_eq(tightest, "/a");
-    put("tree/memory.max", "6000\n");
-    put("tree/memory.current", "7000\n");
+    cgroup_tree_put("tree/memory.max", "6000\n");
+    cgroup_tree_put("tree/memory.current", "7000\n");
     cr_assert_eq(room(), 0, "in a container the mounted root is a group as well");
     cr_assert_str_eq(tightest, "/");
 }
@@ -94,16 +59,16 @@ Test(host_memory, the_tightest_of_all_groups_around_counts)
 /* Symptom: the kernel killed the daemon at its start, where a container of the older kind had less memory than the pool. */
 Test(host_memory, limits_of_the_older_kind)
 {
-    make("memory");
-    make("memory/a");
-    put("self", "12:cpuset:/\n4:hugetlb,memory:/a\n1:name=systemd:/\n0::/\n");
-    put("tree/memory/a/memory.limit_in_bytes", "9223372036854771712\n");
-    put("tree/memory/a/memory.usage_in_bytes", "4096\n");
+    cgroup_tree_make("memory");
+    cgroup_tree_make("memory/a");
+    cgroup_tree_put("self", "12:cpuset:/\n4:hugetlb,memory:/a\n1:name=systemd:/\n0::/\n");
+    cgroup_tree_put("tree/memory/a/memory.limit_in_bytes", "9223372036854771712\n");
+    cgroup_tree_put("tree/memory/a/memory.usage_in_bytes", "4096\n");
     cr_assert_gt(room(), UINT64_C(1) << 60);
-    put("tree/memory/a/memory.limit_in_bytes", "10000\n");
-    put("tree/memory/a/memory.stat", "inactive_file 7\ntotal_inactive_file 96\n");
+    cgroup_tree_put("tree/memory/a/memory.limit_in_bytes", "10000\n");
+    cgroup_tree_put("tree/memory/a/memory.stat", "inactive_file 7\ntotal_inactive_file 96\n");
     cr_assert_eq(room(), 6000);
     cr_assert_str_eq(tightest, "/memory/a");
-    put("self", "4:cpuset,memoryless:/a\n");
+    cgroup_tree_put("self", "4:cpuset,memoryless:/a\n");
     cr_assert_eq(room(), UINT64_MAX, "not the controller that counts");
 }

@@ -3,10 +3,6 @@
 #include <criterion/criterion.h>
 #include <limits.h>
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "tests/support/cgroup_tree.h"
 

@@ -1,10 +1,6 @@
 #include "kernels/host_memory.h"
 
 #include <criterion/criterion.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "tests/support/cgroup_tree.h"
 

@@ -108,10 +108,17 @@ uint64_t kvs_host_available(void)
     return available(group);
 }
 
+uint64_t kvs_host_spare(uint64_t room)
+{
+    if (room == UINT64_MAX)
+        return room;
+    return room > KVS_HOST_KEPT ? room - KVS_HOST_KEPT : 0;
+}
+
 kvs_status kvs_host_want(const char *what, uint64_t bytes, kvs_err *err)
 {
     char group[KVS_GROUP_BYTES];
-    uint64_t room = available(group);
+    uint64_t room = kvs_host_spare(available(group));
 
     if (bytes <= room)
         return KVS_OK;

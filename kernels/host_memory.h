@@ -19,7 +19,13 @@ uint64_t kvs_host_available(void);
 enum { KVS_GROUP_BYTES = 128 };
 uint64_t kvs_host_groups_room(const char *membership, const char *tree, char ret_tightest[KVS_GROUP_BYTES]);
 
-/* E_NO_SPACE if `bytes` more for `what` are not available: both numbers, what sets the limit, and what to do. */
+/* What of `room` may be handed out: all but what this process keeps for what it cannot ask for, such as the pages, the
+ * sockets and the buffers of clients that come later.  Without it regions fill a group to its last byte, and the next
+ * connection has the kernel kill the daemon. */
+#define KVS_HOST_KEPT (UINT64_C(16) << 20)
+uint64_t kvs_host_spare(uint64_t room);
+
+/* E_NO_SPACE if `bytes` more for `what` may not be handed out: both numbers, what sets the limit, and what to do. */
 kvs_status kvs_host_want(const char *what, uint64_t bytes, kvs_err *err);
 
 #endif

@@ -68,3 +68,14 @@ Test(host_memory, limits_of_the_older_kind)
     cgroup_tree_put("self", "4:cpuset,memoryless:/a\n");
     cr_assert_eq(room(), UINT64_MAX, "not the controller that counts");
 }
+
+/* Symptom: regions of 1 MiB filled the daemon's control group to its last byte; sixty idle connections later the kernel
+ * killed the daemon. */
+Test(host_memory, some_is_kept_for_what_nobody_asks_for)
+{
+    cr_assert_eq(kvs_host_spare(UINT64_MAX), UINT64_MAX, "no limit");
+    cr_assert_eq(kvs_host_spare(KVS_HOST_KEPT + 4096), 4096);
+    cr_assert_eq(kvs_host_spare(KVS_HOST_KEPT), 0);
+    cr_assert_eq(kvs_host_spare(4096), 0);
+    cr_assert_eq(kvs_host_want("pool", 0, NULL), KVS_OK);
+}

@@ -86,7 +86,17 @@ static void compute_overdue(request *r, bool untouched)
 
 static const request_ops compute_ops = {compute_stop, compute_overdue};
 
-static void all_back(compute *x, const kvs_err *err)
+/* Of the first one that has any: the last one back may be one that never ran, behind the one that was stopped. */
+static const kvs_err *first_error(const compute *x)
+{
+    uint32_t i = 0;
+
+    while (i + 1 < x->n_jobs && x->jobs[i].job.job.status == KVS_OK)
+        i++;
+    return &x->jobs[i].job.job.err;
+}
+
+static void all_back(compute *x)
 {
     request *r = x->request;
     core *c = r->peer->core;
@@ -105,7 +115,7 @@ static void all_back(compute *x, const kvs_err *err)
         if (c->lost != KVS_OK)
             s = c->lost;
         r->outcome = s;
-        request_answer(r, s, err);
+        request_answer(r, s, first_error(x));
     } else {
         r->outcome = worst;
     }
@@ -126,7 +136,7 @@ void compute_done(work *w)
         mark_bad(x); /* before the counter says that it failed */
     job_signal(j, x->request->answered && s != KVS_OK ? KVS_E_DEADLINE : s);
     if (++x->n_back == x->n_jobs)
-        all_back(x, &j->err);
+        all_back(x);
     core_rest(c);
 }
 

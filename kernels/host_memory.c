@@ -118,17 +118,17 @@ uint64_t kvs_host_spare(uint64_t room)
 kvs_status kvs_host_want(const char *what, uint64_t bytes, kvs_err *err)
 {
     char group[KVS_GROUP_BYTES];
-    uint64_t room = kvs_host_spare(available(group));
+    uint64_t room = available(group);
 
-    if (bytes <= room)
+    if (bytes <= kvs_host_spare(room))
         return KVS_OK;
     if (group[0] != '\0')
         return kvs_fail(err, KVS_E_NO_SPACE,
-                        "%s: %" PRIu64 " bytes wanted, %" PRIu64 " are available in control group %.60s: raise its "
-                        "MemoryMax= or ask for less",
-                        what, bytes, room, group);
+                        "%s: %" PRIu64 " bytes wanted, %" PRIu64 " are available in control group %.60s, less %" PRIu64
+                        " for the daemon itself: raise its MemoryMax= or ask for less",
+                        what, bytes, room, group, KVS_HOST_KEPT);
     return kvs_fail(err, KVS_E_NO_SPACE,
-                    "%s: %" PRIu64 " bytes wanted, %" PRIu64 " are available on this machine: ask for less, or end "
-                    "what else takes memory",
-                    what, bytes, room);
+                    "%s: %" PRIu64 " bytes wanted, %" PRIu64 " are available on this machine, less %" PRIu64
+                    " for the daemon itself: ask for less, or end what else takes memory",
+                    what, bytes, room, KVS_HOST_KEPT);
 }

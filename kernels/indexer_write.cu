@@ -1,5 +1,4 @@
-/* Indexer write on a GPU: 8 threads take a token, 16 values each, and two tokens one after the other whose loads are
- * under way together; a token's maximum goes round among its threads. */
+/* Indexer write on a GPU: 8 threads take a token, 16 values each; a token's maximum goes round among its threads. */
 #include "kernels/cuda_kernels.h"
 #include "kernels/indexer.h"
 #include "kernels/rows.cuh"
@@ -9,7 +8,7 @@ namespace
 
 using namespace kvs;
 
-enum { LANES = KVS_INDEXER_DIMS / 16, AT_ONCE = ROWS_THREADS / LANES, TURNS = 2, ROWS = AT_ONCE * TURNS };
+enum { LANES = KVS_INDEXER_DIMS / 16, ROWS = ROWS_THREADS / LANES };
 
 struct params {
     kvs_indexer_write_args a;
@@ -63,20 +62,14 @@ template <uint32_t TYPE> __global__ void __launch_bounds__(ROWS_THREADS) write_k
     __shared__ target to[ROWS];
     const uint64_t first = (uint64_t)blockIdx.x * ROWS;
     const uint32_t lane = threadIdx.x % LANES, mine = threadIdx.x / LANES;
-    sixteen raw[TURNS];
+    const uint64_t t = first + mine;
+    const sixteen raw =
+        t < p.a.n_tokens ? load16<TYPE>(p.a.k + t * p.a.k_stride + lane * 2 * CHUNK, p.whole) : sixteen{};
 
-#pragma unroll
-    for (int i = 0; i < TURNS; i++) {
-        const uint64_t t = first + mine + i * AT_ONCE;
-
-        raw[i] = t < p.a.n_tokens ? load16<TYPE>(p.a.k + t * p.a.k_stride + lane * 2 * CHUNK, p.whole) : sixteen{};
-    }
     if (threadIdx.x < ROWS)
         to[threadIdx.x] = target_of(p, first + threadIdx.x);
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < TURNS; i++)
-        write_token<TYPE>(p, raw[i], to[mine + i * AT_ONCE], lane);
+    write_token<TYPE>(p, raw, to[mine], lane);
 }
 
 } // namespace

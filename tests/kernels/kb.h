@@ -52,7 +52,8 @@ uint32_t kb_n_blocks(const kb *b, uint32_t format);
 kvs_view kb_view(const kb *b, uint32_t format, uint32_t layer, bool strided);
 /* Layer of a turn: no two that follow one another are neighbours. */
 uint32_t kb_layer(uint32_t turn);
-/* n random numbers below `below`, no two the same, in device memory. */
+/* n random numbers below `below`, no two the same: the caller's, by malloc; and in device memory. */
+uint64_t *kb_pick(kb *b, uint32_t n, uint64_t below);
 int32_t *kb_ids(kb *b, uint32_t n, uint32_t below);
 int64_t *kb_slots(kb *b, uint32_t n, uint64_t below);
 

@@ -187,17 +187,15 @@ static kvs_status call_keys(kb *b, void *args, uint32_t turn, bool strided, kvs_
 static int64_t *page_slots(kb *b, uint32_t n, uint32_t n_blocks)
 {
     int64_t *host = malloc((size_t)n * sizeof *host), *dev;
-    const uint32_t first = (uint32_t)rnd_below(&b->r, n_blocks);
-    uint64_t prime = 10007;
+    uint64_t *pages = kb_pick(b, (n + KB_TOKENS - 1) / KB_TOKENS, n_blocks);
 
-    if (host == NULL || n / KB_TOKENS > n_blocks)
-        kb_die("%u tokens in %u pages", n, n_blocks);
-    while (n_blocks % prime == 0)
-        prime += 2;
+    if (host == NULL)
+        kb_die("no memory for %u tokens", n);
     for (uint32_t i = 0; i < n; i++)
-        host[i] = (int64_t)((first + i / KB_TOKENS * prime) % n_blocks * KB_TOKENS + i % KB_TOKENS);
+        host[i] = (int64_t)(pages[i / KB_TOKENS] * KB_TOKENS + i % KB_TOKENS);
     dev = kb_in(b, host, (uint64_t)n * sizeof *host);
     free(host);
+    free(pages);
     return dev;
 }
 

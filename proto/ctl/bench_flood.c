@@ -75,7 +75,13 @@ static void *flood_main(void *arg)
 kvs_status bench_flood_start(bench_flood *f, const char *socket, const bench_shape *shape, bool load, uint64_t first_id,
                              kvs_err *err)
 {
-    kvs_status s = bench_user_open(&f->user, socket, shape, err);
+    return bench_flood_start_on(f, socket, 0, shape, load, first_id, err);
+}
+
+kvs_status bench_flood_start_on(bench_flood *f, const char *socket, uint32_t device, const bench_shape *shape,
+                                bool load, uint64_t first_id, kvs_err *err)
+{
+    kvs_status s = bench_user_open_on(&f->user, socket, device, shape, err);
 
     f->load = load;
     f->next_id = first_id;

@@ -27,6 +27,9 @@ typedef struct bench_flood {
  * until bench_flood_run.  Also after a failure it is to be stopped. */
 kvs_status bench_flood_start(bench_flood *f, const char *socket, const bench_shape *shape, bool load, uint64_t first_id,
                              kvs_err *err);
+/* The same with slots of the daemon on its device `device`. */
+kvs_status bench_flood_start_on(bench_flood *f, const char *socket, uint32_t device, const bench_shape *shape,
+                                bool load, uint64_t first_id, kvs_err *err);
 void bench_flood_run(bench_flood *f);
 void bench_flood_rest(bench_flood *f); /* returns when nothing of it is in flight */
 /* E_*: what it died of. */

@@ -5,12 +5,14 @@
 #include "tests/gpu/gpu_rank.h"
 
 #ifdef KVS_CUDA
+#include <dirent.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cuda_runtime_api.h>
 
@@ -403,12 +405,101 @@ static bool killed(device *d)
     return good;
 }
 
+/* ---- where it pays ---- */
+
+/* kvstridectl calibrate of one GPU, to its end. */
+static bool calibrate(const char *folder, uint32_t gpu)
+{
+    char path[4096], number[16];
+    const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 16);
+    const char *argv[] = {"kvstridectl", "calibrate", "--quiet", "--folder", folder, "--gpu", number, NULL};
+    int status = -1;
+    pid_t pid;
+
+    path[n > 0 ? n : 0] = '\0';
+    for (int up = 0; up < 3 && strrchr(path, '/') != NULL; up++)
+        *strrchr(path, '/') = '\0';
+    (void)strcat(path, "/kvstridectl");
+    (void)snprintf(number, sizeof number, "%u", gpu);
+    (void)fflush(NULL);
+    pid = fork();
+    if (pid == 0) {
+        (void)execv(path, (char *const *)(uintptr_t)argv);
+        _exit(127);
+    }
+    (void)waitpid(pid, &status, 0);
+    return status == 0 || GPU_FAIL("kvstridectl calibrate --gpu %u: status %d", gpu, status);
+}
+
+static void remove_folder(const char *folder)
+{
+    DIR *dir = opendir(folder);
+    struct dirent *e;
+
+    while (dir != NULL && (e = readdir(dir)) != NULL)
+        (void)unlinkat(dirfd(dir), e->d_name, 0); /* files only */
+    if (dir != NULL)
+        (void)closedir(dir);
+    (void)rmdir(folder);
+}
+
+/* Blocks that come from the other GPU when both load the same, under "auto" and the tables in that folder. */
+static bool auto_exchanges(const char *folder, double *ret)
+{
+    const uint64_t id[GPUS] = {3000, 3000};
+    static char mover[256]; /* it is read at each start of a daemon */
+    rank x[GPUS] = {0};
+    flight *f = calloc(GPUS, sizeof *f);
+    uint8_t *host = NULL;
+    bool good;
+
+    (void)snprintf(mover, sizeof mover, "{\"calibration\": \"%s\"}", folder);
+    engine_set_mover(mover);
+    good = f != NULL && rank_open_both(x, DEEP);
+    host = good ? malloc(x[0].e.slot_bytes) : NULL;
+    good = good && host != NULL && store(&x[0], SOME, id[0]) && rank_wipe(&x[0], SOME) && rank_wipe(&x[1], SOME);
+    good = good && both_load(x, f, SOME, id, 0, 0) > 0;
+    for (int i = 0; i < GPUS && good; i++)
+        good = rank_holds(&x[i], SOME, id[0], host);
+    *ret = good ? exchanged(&x[0]) : 0;
+    rank_close(&x[0]);
+    rank_close(&x[1]);
+    engine_end_daemon(!good);
+    free(host);
+    free(f);
+    return good;
+}
+
+/* Measured here, and whether the copies bring what was there; between the two GPUs of one host it has paid so far. */
+static bool calibrated(device *d)
+{
+    char folder[] = "/tmp/kvs-calibration-XXXXXX";
+    double without = 0, with = 0;
+    bool good = mkdtemp(folder) != NULL && auto_exchanges(folder, &without);
+
+    (void)d;
+    if (good && without != 0)
+        good = GPU_FAIL("%.0f blocks were exchanged without a measurement", without);
+    for (uint32_t i = 0; i < GPUS && good; i++)
+        good = calibrate(folder, i);
+    good = good && auto_exchanges(folder, &with);
+    if (good && with <= 0)
+        good = GPU_FAIL("no block was exchanged behind a calibration");
+    if (good)
+        (void)printf("      exchange \"auto\": none before kvstridectl calibrate, %.0f of %d blocks behind it\n", with,
+                     GPUS * SOME);
+    engine_set_mover("{}");
+    remove_folder(folder);
+    return good;
+}
+
 static const gpu_test tests[] = {
     {"the same blocks onto two GPUs, 1.6 times as fast as two full loads at once", speed},
     {"both have every byte, whoever comes first and by how much", arrivals},
     {"imported VMM memory with gaps is exchanged", gaps_vmm},
     {"imported allocations with gaps are not: each goes over its own link", gaps_ipc},
     {"a client killed in the middle leaves the other one right", killed},
+    {"by itself where kvstridectl calibrate has seen a gain, and not before", calibrated},
 };
 
 int main(int argc, char **argv)

@@ -57,6 +57,8 @@ static void rest_slot(load *l, uint32_t i, bool wanted)
     region *g = l->seat->region;
     uint32_t used = it->slot;
 
+    if (it->chosen)
+        region_named(g, used);
     g->use[used].loading = false;
     /* Also when nothing was copied: what is in the slot is not the block that a STORE behind this LOAD means. */
     g->use[used].bad = it->status != KVS_OK;
@@ -113,7 +115,7 @@ static void drop_found(load *l, kvs_status why)
 
         if (!it->found)
             continue;
-        (void)region_drop(l->seat, it->slot, l->seat->region->slots[it->slot].gen);
+        (void)region_drop(l->seat, it->slot, it->gen); /* unless the client has done that meanwhile */
         it->found = false;
         it->status = why;
     }
@@ -217,7 +219,7 @@ static void resolve_chosen(load *l, uint32_t i)
 
     it->chosen = at == REGION_NONE;
     if (at == REGION_NONE) {
-        it->status = region_take(l->seat, &at);
+        it->status = region_take_unnamed(l->seat, &at);
         if (it->status != KVS_OK) {
             it->chosen = false;
             return;

@@ -18,16 +18,20 @@ static const uint8_t *key_of(const load *l, uint32_t i)
 
 /* ---- the end of a job ---- */
 
-/* A block that cannot be loaded would be found and tried again for ever. */
+/* A block that cannot be loaded would be found and tried again for ever.  If it was dropped meanwhile its key may be that of
+ * another one. */
 static void forget_block(const load *l, uint32_t i)
 {
-    directory *d = l->request->peer->core->dir;
+    core *c = l->request->peer->core;
+    directory *d = c->dir;
 
+    if (pool_row_of(c->pool, l->items[i].host)->state != POOL_READY)
+        return;
     if (directory_drop(d, l->ns, key_of(l, i)) == KVS_E_BUSY) {
         (void)directory_unpin(d, l->ns, key_of(l, i));
         (void)directory_drop(d, l->ns, key_of(l, i));
     }
-    l->request->peer->core->counts.lost_blocks++;
+    c->counts.lost_blocks++;
     log_event(LOG_LEVEL_WARN, "block_lost", " ns=%u reason=%s", l->ns, kvs_status_name(l->items[i].status));
 }
 

@@ -423,6 +423,33 @@ Test(op_cache, a_block_that_cannot_be_loaded_is_no_longer_found)
     stop(&w);
 }
 
+/* Symptom: with a block that was gone already its key was dropped, by which another one was found meanwhile. */
+Test(op_cache, a_block_that_was_stored_anew_is_not_lost_with_the_old_one)
+{
+    world w;
+    wire_load_rep rep;
+    wire_load_result r;
+    fx_move load;
+    fx_answer a;
+    uint64_t id;
+
+    start(&w, 0, 4);
+    cr_assert_eq(store_keys(&w, 1, 1, 0, NULL), KVS_OK);
+    load = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 1, .after_counter = 1, .after_value = 1};
+    id = fx_send(&w.c, WIRE_LOAD, fx_load_body(&load));
+    cr_assert_eq(fx_status(&w.c, WIRE_DROP, fx_keys_body(w.ns, 1, 1)), KVS_OK);
+    cr_assert_eq(store_keys(&w, 1, 1, 0, NULL), KVS_OK);
+    fault_device_plan(w.f.dev, &(fault_plan){FAULT_COPY, FAULT_FAIL, 1, 1, KVS_E_DEVICE, 0});
+    fx_raise(&w.c, 0, 1);
+    a = fx_wait(&w.c, id);
+    wire_get_load_rep(&a.in, &rep);
+    wire_get_load_result(&a.in, &r);
+    cr_assert_eq(r.status, KVS_E_DEVICE);
+    fx_done(&a);
+    cr_assert_eq(fx_lookup(&w.c, w.ns, 1, 1), 1);
+    stop(&w);
+}
+
 Test(op_cache, a_store_that_fails_publishes_nothing_and_keeps_no_memory)
 {
     world w;

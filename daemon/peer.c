@@ -92,6 +92,11 @@ bool peer_said_hello(const peer *p)
     return p->hello;
 }
 
+uint64_t peer_conn_id(const peer *p)
+{
+    return p->conn_id;
+}
+
 static void stop_all(peer *p)
 {
     for (request *r = p->requests; r; r = r->next)

@@ -462,6 +462,8 @@ Test(ctl, drains_and_takes_work_again)
     SAYS(out, "{\"drained\":false}");
     OK(kvs_lookup(e.ns, key, 1, &hits, NULL, CALL_MS, &err));
     RUNS(0, "health --socket %s", d.admin);
+    cr_assert_eq(daemon_log_count(&d, "info drain on=1 conn="), 1, "the log says who did it");
+    cr_assert_eq(daemon_log_count(&d, "info drain on=0 conn="), 1);
     kvs_close(e.c);
 }
 
@@ -528,6 +530,8 @@ Test(ctl, drops_blocks_and_exits_4_for_one_that_is_not_there)
     json_destroy(j);
     RUNS(0, "ls --socket %s", d.admin);
     cr_assert_eq(count(ran.out, '\n'), 1 + 2);
+    cr_assert_eq(daemon_log_count(&d, "info drop ns=0 keys=1 done=1 conn="), 1, "the log says who did it");
+    cr_assert_eq(daemon_log_count(&d, "info drop ns=0 keys=1 done=0 conn="), 1);
     kvs_close(e.c);
 }
 
@@ -554,6 +558,9 @@ Test(ctl, reset_keeps_what_is_pinned_and_exits_4)
     SAYS(out, "dropped 1, ");
     RUNS(0, "ls --json --socket %s", d.admin);
     cr_assert_str_eq(ran.out, "[]\n");
+    cr_assert_eq(daemon_log_count(&d, "info reset ns=all dropped=4 aborted=0 kept=1 leases=0 conn="), 1);
+    cr_assert_eq(daemon_log_count(&d, "info reset ns=0 dropped=1 aborted=0 kept=0 leases=0 conn="), 1);
+    cr_assert_eq(daemon_log_count(&d, " pin ns="), 0, "what clients do is no news");
     kvs_close(e.c);
 }
 

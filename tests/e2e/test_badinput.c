@@ -366,6 +366,8 @@ Test(few_descriptors, do_not_stop_those_who_are_in)
     daemon_init(&d);
     d.max_fds = 64;
     cr_assert(daemon_start(&d, CONFIG));
+    cr_assert_eq(daemon_log_count(&d, "warn few_descriptors limit=64 max_clients=256 tenants=1 "), 1,
+                 "before any comes");
     for (unsigned i = 0; i < 6; i++)
         join(&in[i]);
     cpu = daemon_cpu_ms(&d);

@@ -6,7 +6,8 @@ DESTDIR ?=
 ifeq ($(origin CC),default)
 CC := gcc
 endif
-NVCC    ?= $(shell command -v nvcc 2>/dev/null)
+# In PATH, in CUDA_HOME, in its usual place, or the one that made this build: sudo knows little of whom it serves.
+NVCC    ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc $(shell cat build/nvcc 2>/dev/null)))
 CUDA_ARCHS ?= $(if $(FAT),80 90a 100 ptx80,90a)
 
 # Quiet unless V=1.
@@ -25,7 +26,8 @@ ALL_C := -std=c11 -D_GNU_SOURCE -DKVS_VERSION='"$(VERSION)"' $(WARN) $(OPT) -g -
 ALL_LD := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 # The CUDA runtime is linked in and looks for the driver when it is first called: one binary for machines with and without.
 # One of the environment that is not there is not taken.
-CUDA_HOME := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime_api.h),$(CUDA_HOME),$(patsubst %/bin/nvcc,%,$(NVCC)))
+CUDA_HOME := $(patsubst %/include/cuda_runtime_api.h,%,$(firstword $(wildcard $(addsuffix /include/cuda_runtime_api.h, \
+             $(CUDA_HOME) $(patsubst %/bin/nvcc,%,$(NVCC) $(realpath $(NVCC))) /usr/local/cuda))))
 CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
 CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
 GENCODE   := $(foreach a,$(filter-out ptx%,$(CUDA_ARCHS)),-gencode arch=compute_$(a),code=sm_$(a)) \
@@ -82,7 +84,7 @@ programs: $(PROGRAMS)
 	@$(if $(NVCC),:,echo "nvcc not found: cpu-only build")
 
 deps:
-	@.ci/deps
+	@NVCC='$(NVCC)' .ci/deps
 
 $(BUILD)/libproto.a: $(PROTO)
 $(BUILD)/libconfig.a: $(CONFIG)
@@ -123,7 +125,7 @@ $(BUILD)/$(KERNELS_SO): $(KERNELS_API) kernels/exports.map
 	$(Q)ln -sf $(KERNELS_SO) $(BUILD)/libkvstride-kernels.so
 
 # For the cards of CUDA_ARCHS, and as PTX for every later one.
-$(BUILD)/kernels/client_pack.fatbin: kernels/client_pack.cu kernels/client_pack_params.h
+$(BUILD)/kernels/client_pack.fatbin: kernels/client_pack.cu kernels/client_pack_params.h $(CU)/nvcc.flags
 	$(call say,NVCC)
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) -std=c++17 -O3 -I. -Werror all-warnings -fatbin $(GENCODE) -gencode arch=compute_80,code=compute_80 -o $@ $<
@@ -131,17 +133,25 @@ $(BUILD)/kernels/client_pack_image.c: $(BUILD)/kernels/client_pack.fatbin
 	$(Q){ echo 'extern const unsigned char client_pack_image[];'; \
 	    echo '_Alignas(16) const unsigned char client_pack_image[] = {'; \
 	    od -An -v -tu1 $< | sed 's/  */ /g; s/\([0-9]\)\( \|$$\)/\1,\2/g'; echo '};'; } > $@
-$(BUILD)/kernels/client_pack_image.o: $(BUILD)/kernels/client_pack_image.c
+$(BUILD)/kernels/client_pack_image.o: $(BUILD)/kernels/client_pack_image.c $(BUILD)/cc.flags
 	$(call say,CC)
 	$(Q)$(CC) $(ALL_C) -c -o $@ $<
 
 $(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C) -fvisibility=default
 $(BUILD)/tests/gpu/%.o $(BUILD)/tests/kernels/%.o: ALL_C += $(CUDA_C)
-$(CU)/%.cu.o: %.cu
+# What was compiled otherwise is compiled again: by another compiler, with CUDA or without, for other cards.  But what is there
+# is installed as it is.
+export AS_BUILT ?= $(filter install install-kernels,$(MAKECMDGOALS))
+$(BUILD)/cc.flags: export FLAGS := $(CC) $(ALL_C) $(CUDA_C)
+$(CU)/nvcc.flags: export FLAGS := $(subst $(NVCC),nvcc,$(CUDA_CC))
+$(BUILD)/cc.flags $(CU)/nvcc.flags: $(if $(AS_BUILT),,FORCE)
+	@mkdir -p $(@D) && { printf '%s\n' "$$FLAGS" | cmp -s - $@ || printf '%s\n' "$$FLAGS" >$@; }
+	@$(if $(NVCC),echo $(NVCC) >build/nvcc,:)
+$(CU)/%.cu.o: %.cu $(CU)/nvcc.flags
 	$(call say,NVCC)
 	@mkdir -p $(@D)
 	$(Q)$(CUDA_CC) -c -o $@ $<
-$(BUILD)/%.o: %.c
+$(BUILD)/%.o: %.c $(BUILD)/cc.flags
 	$(call say,CC)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_C) -c -o $@ $<

@@ -152,6 +152,7 @@ static void drop_replies(conn *c)
         reply_destroy(r);
     }
     c->out_tail = &c->out;
+    c->host->out_bytes -= c->out_bytes;
     c->out_bytes = 0;
 }
 
@@ -213,9 +214,16 @@ static void condemn(conn *c, const char *reason)
 }
 
 /* ---- what the loop is asked for ---- */
+/* Who is paused has something to send, and is looked at again when that has gone. */
 static bool is_paused(const conn *c)
 {
-    return c->out_bytes >= (size_t)c->host->config->out_high_bytes;
+    const conn_host *h = c->host;
+    const uint64_t all = (uint64_t)h->n_clients + h->n_admins + h->n_strangers;
+
+    if (c->out_bytes >= (size_t)h->config->out_high_bytes)
+        return true;
+    return h->out_bytes >= (uint64_t)h->config->memory_bytes && c->out_bytes > 0 &&
+           c->out_bytes >= (uint64_t)h->config->memory_bytes / all;
 }
 
 static void on_poll(uv_poll_t *h, int status, int events);
@@ -278,6 +286,7 @@ static void on_send(void *ud, reply *r)
     *c->out_tail = r;
     c->out_tail = &r->next;
     c->out_bytes += r->len;
+    c->host->out_bytes += r->len;
     if (!was_empty && c->out_bytes > (size_t)c->host->config->out_max_bytes)
         condemn(c, "unsent_replies");
     do_later(c);
@@ -291,6 +300,7 @@ static size_t on_out_bytes(const void *ud)
 static void sent(conn *c, size_t n)
 {
     c->out_bytes -= n;
+    c->host->out_bytes -= n;
     while (c->out != NULL) {
         reply *r = c->out;
         size_t part = r->len - r->sent < n ? r->len - r->sent : n;

@@ -90,6 +90,7 @@ struct request {
     uint64_t id, deadline_us; /* absolute */
     uint64_t came_ns;         /* for the latency, on the real clock */
     uint64_t cost_bytes;      /* drawn on the peer's credit */
+    uint64_t held_bytes;      /* memory: chunks and reply */
     reply *reply;             /* reserved; NULL once sent */
     size_t room;              /* payload bytes it can take */
     wire_out payload;
@@ -151,6 +152,7 @@ struct peer {
     request *table[PEER_BUCKETS];
     uint32_t n_in_flight, n_data, n_control, n_out;
     uint64_t bytes_in_flight, import_bytes;
+    uint64_t request_bytes; /* memory that its requests hold */
     region_seat *seats;
     uint32_t n_seats, n_tasks; /* tasks on the pinner that belong to it */
     uint32_t watch_mask;
@@ -244,11 +246,12 @@ struct core {
     uint64_t next_conn_id;
     region *regions;
     uint32_t next_region, n_regions;
-    uint64_t region_bytes; /* daemon regions, those being made and unmapped included */
-    uint64_t import_bytes; /* of all peers */
-    uint32_t n_requests;   /* out */
-    uint32_t n_tasks;      /* on the pinner, but for the arena's growth */
-    request **due;         /* heap by deadline */
+    uint64_t region_bytes;  /* daemon regions, those being made and unmapped included */
+    uint64_t import_bytes;  /* of all peers */
+    uint64_t request_bytes; /* memory that requests hold, of all peers */
+    uint32_t n_requests;    /* out */
+    uint32_t n_tasks;       /* on the pinner, but for the arena's growth */
+    request **due;          /* heap by deadline */
     size_t n_due, cap_due;
     uint64_t lease_due_us;
     exchange_reach reach[WIRE_MAX_DEVICES][WIRE_MAX_DEVICES];

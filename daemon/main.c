@@ -30,6 +30,7 @@
 #include "daemon/request.h"
 #include "daemon/server.h"
 #include "kernels/device_cuda.h"
+#include "kernels/host_memory.h"
 
 enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024, NOTE_BYTES = 256, HEARTBEAT_MS = 2000 };
 
@@ -387,6 +388,19 @@ static void put_changes(const app *a, const config *fresh, bool dry_run, json_wr
     json_end(w);
 }
 
+/* It starts all the same: what does not fit is refused piece by piece, and STATUS says so; but only after minutes of pinning. */
+static void check_memory(const config *c)
+{
+    const uint64_t total = kvs_host_total();
+
+    if ((uint64_t)c->pool_max_bytes > total)
+        log_event(
+            LOG_LEVEL_WARN, "pool_above_memory",
+            " pool_max_bytes=%lld memory_bytes=%llu hint=\"this machine, or MemoryMax= of the unit, has less: lower "
+            "pool.max_bytes\"",
+            (long long)c->pool_max_bytes, (unsigned long long)total);
+}
+
 static void apply_config(app *a, const config *next, const char *changed, const char *kept)
 {
     a->config = *next;
@@ -398,6 +412,7 @@ static void apply_config(app *a, const config *next, const char *changed, const 
     log_set_level(level_of(a->config.log_level));
     core_configured(a->core);
     server_configured(a->server);
+    check_memory(&a->config);
     log_event(LOG_LEVEL_INFO, "reloaded", " file=%s changed=%s needs_restart=%s", a->options.config_path,
               changed[0] != '\0' ? changed : "-", kept[0] != '\0' ? kept : "-");
 }
@@ -747,6 +762,7 @@ static int run(app *a)
               a->config.device_kind);
     if (a->options.config_path == NULL)
         log_event(LOG_LEVEL_WARN, "no_config_file", " path=%s msg=\"built-in defaults\"", OPTIONS_DEFAULT_CONFIG);
+    check_memory(&a->config);
     notify_open(&a->notify);
     notify_status(&a->notify, "starting");
     if (start(a, &err) == KVS_OK) {

@@ -58,6 +58,13 @@ int ctl_fail(const ctl *c, const char *what, kvs_status s, const kvs_err *err)
     return ctl_fail_as(c, what, s, err, is_barred(c->socket, s) ? CTL_UNREACHABLE : exit_of(s));
 }
 
+static const char *spoken_of = ""; /* the command's name and a space */
+
+void ctl_set_command(const char *name_and_space)
+{
+    spoken_of = name_and_space;
+}
+
 int ctl_usage(const char *fmt, ...)
 {
     va_list ap;
@@ -66,7 +73,7 @@ int ctl_usage(const char *fmt, ...)
     va_start(ap, fmt);
     (void)vfprintf(stderr, fmt, ap);
     va_end(ap);
-    (void)fprintf(stderr, "\nTry 'kvstridectl --help'.\n");
+    (void)fprintf(stderr, "\nTry 'kvstridectl %s--help'.\n", spoken_of);
     return CTL_USAGE;
 }
 

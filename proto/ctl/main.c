@@ -258,9 +258,16 @@ static int run(line *l, const ctl_command *command)
 int main(int argc, char **argv)
 {
     line l = {.c = {.timeout_ms = 5000, .limit = 1000, .ns = CTL_NO_NS}};
-    const ctl_command *command;
+    const ctl_command *command = NULL;
+    static char spoken[32];
     int code;
 
+    for (int i = 1; i < argc && command == NULL; i++) /* before options are looked at, whose errors speak of it */
+        command = find(argv[i]);
+    if (command != NULL) {
+        (void)snprintf(spoken, sizeof spoken, "%s ", command->name);
+        ctl_set_command(spoken);
+    }
     (void)signal(SIGPIPE, SIG_IGN); /* a reader that stops early ends us by a failed write, quietly */
     code = parse(&l, argc, argv);
     if (code != CTL_OK)

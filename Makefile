@@ -213,7 +213,7 @@ run: all
 TESTS := $(if $(findstring thread,$(SAN)),$(RACE),$(UNIT) $(GPU) $(RACE) $(BUILD)/kernels-test)
 test: deps
 	@$(MAKE) --no-print-directory test-programs
-	@tests/run $(BUILD) $(TESTS) $(if $(findstring thread,$(SAN)),,tests/kernels/install tests/python/run)
+	@tests/run $(BUILD) $(TESTS) $(if $(findstring thread,$(SAN)),,tests/install tests/kernels/install tests/python/run)
 test-programs: programs $(TESTS) $(if $(SAN),,$(BENCH) $(GPU_BENCH))
 # Every place that makes an address, every way to get it wrong: some case of that operation must fail.
 mutation: deps
@@ -248,6 +248,7 @@ bundle-fat: programs
 	@tests/bundle $(BUILD) build/bundle $(filter-out %.a,$(PROGRAMS)) $(BUNDLED)
 	@cp tests/gpu/sanitize build/bundle/
 
+$(if $(filter-out /%,$(PREFIX)),$(error PREFIX: $(PREFIX) is not absolute; a path begins with /))
 BIN := $(DESTDIR)$(PREFIX)/bin
 LIB := $(DESTDIR)$(PREFIX)/lib
 INC := $(DESTDIR)$(PREFIX)/include/kvstride
@@ -258,6 +259,19 @@ DROPIN := $(UNITS)/kvstrided.service.d
 UNIT_FILES := kvstrided.service kvstrided.socket kvstrided-admin.socket kvstrided-tenant@.socket
 # From 254 on systemd can keep the stored pool over a stop; an older one would complain of the setting.
 PRESERVE ?= $(shell [ "$$(systemctl --version 2>/dev/null | awk 'NR == 1 { print int($$2) }')" -ge 254 ] 2>/dev/null && echo yes)
+# /etc is root's, whatever PREFIX is: a user's own installation has the rest.
+put_config = [ -e $(ETC)/kvstrided.json ] || { install -d $(ETC) && install -m 644 config/kvstrided.json $(ETC); } || \
+	    { [ -z "$(DESTDIR)" ] && [ "$$(id -u)" != 0 ] && \
+	      echo "note: without $(ETC)/kvstrided.json the daemon has its built-in defaults; --config FILE takes another"; }
+# What is left to do as root; systemd does not look into every PREFIX by itself.
+ENABLE := kvstrided.socket kvstrided-admin.socket kvstrided
+say_next = if [ -n "$(DESTDIR)" ]; then :; elif [ "$$(id -u)" != 0 ]; then \
+	      echo "next: $(BIN)/kvstrided --help; the service and its units take an installation by root"; \
+	    elif [ -n "$(filter /usr /usr/local,$(PREFIX))" ]; then \
+	      echo "next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now $(ENABLE)"; \
+	    else \
+	      echo "next: systemd-sysusers $(LIB)/sysusers.d/kvstrided.conf && systemd-tmpfiles --create $(LIB)/tmpfiles.d/kvstrided.conf &&" \
+	           "systemctl link $(addprefix $(UNITS)/,$(UNIT_FILES)) && systemctl enable --now $(ENABLE)"; fi
 # What a program needs that launches kernels itself: kvstride/kernels.h, a library, a pkg-config file.
 KERNELS_H = $(filter kernels/%,$(filter-out kernels/kernels.h,$(shell $(CC) -I. -MM kernels/kernels.h)))
 install-kernels: $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a
@@ -271,7 +285,7 @@ install-kernels: $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@CUDA_LIBS@|$(CUDA_LIBS)|' kernels/kvstride-kernels.pc.in \
 	    > $(LIB)/pkgconfig/kvstride-kernels.pc
 install: all install-kernels
-	install -d $(BIN) $(LIB)/pkgconfig $(INC)/proto $(ETC) $(UNITS) $(LIB)/sysusers.d $(LIB)/tmpfiles.d $(DOC)/examples
+	install -d $(BIN) $(LIB)/pkgconfig $(INC)/proto $(UNITS) $(LIB)/sysusers.d $(LIB)/tmpfiles.d $(DOC)/examples
 	install -m 755 $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BIN)
 	install -m 755 $(BUILD)/$(SO) $(LIB)
 	ln -sf $(SO) $(LIB)/libkvstride.so
@@ -282,13 +296,13 @@ install: all install-kernels
 	install -m 644 systemd/README.md $(DOC)/operating.md
 	install -m 644 systemd/examples/* config/kvstrided.schema.json $(DOC)/examples
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' proto/client/kvstride.pc.in > $(LIB)/pkgconfig/kvstride.pc
-	[ -e $(ETC)/kvstrided.json ] || install -m 644 config/kvstrided.json $(ETC)
+	@$(put_config)
 	for u in $(UNIT_FILES); do sed 's|/usr/local/|$(PREFIX)/|g' systemd/$$u > $(UNITS)/$$u && chmod 644 $(UNITS)/$$u || exit 1; done
 	$(if $(filter yes,$(PRESERVE)),install -d $(DROPIN) && install -m 644 systemd/examples/preserve.conf $(DROPIN))
 	install -m 644 systemd/sysusers.d/kvstrided.conf $(LIB)/sysusers.d/kvstrided.conf
 	install -m 644 systemd/tmpfiles.d/kvstrided.conf $(LIB)/tmpfiles.d/kvstrided.conf
 	@[ -n "$(DESTDIR)" ] || ldconfig 2>/dev/null || true
-	@echo "next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now kvstrided.socket kvstrided-admin.socket kvstrided"
+	@$(say_next)
 uninstall:
 	rm -f $(BIN)/kvstrided $(BIN)/kvstridectl $(LIB)/$(SO) $(LIB)/libkvstride.so $(LIB)/libkvstride.a
 	rm -f $(LIB)/$(KERNELS_SO) $(LIB)/libkvstride-kernels.so $(LIB)/libkvstride-kernels.a $(LIB)/pkgconfig/kvstride-kernels.pc

@@ -1,6 +1,7 @@
 #include "daemon/conn.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -28,6 +29,7 @@ struct conn {
     int events;         /* asked of poll */
     unsigned n_handles; /* not yet closed by the loop */
     peer *peer;         /* NULL: never made, or closed */
+    uint64_t id;        /* as operators see it */
     peer_info info;
     frame_reader reader;
     reply *out, **out_tail;
@@ -178,7 +180,7 @@ static void leave(conn *c, const char *reason)
 {
     if (c->closing)
         return;
-    log_event(LOG_LEVEL_DEBUG, "client_closed", " reason=%s conn=%d uid=%u pid=%d", reason, c->fd,
+    log_event(LOG_LEVEL_DEBUG, "client_closed", " reason=%s conn=%" PRIu64 " uid=%u pid=%d", reason, c->id,
               (unsigned)c->info.uid, (int)c->info.pid);
     conn_close(c);
 }
@@ -197,10 +199,10 @@ static void drop(conn *c, const char *reason, const kvs_err *err)
     c->host->n_dropped++;
     if (c->host->edge != NULL)
         metrics_count(&c->host->edge->dropped, reason, 1);
-    log_event(LOG_LEVEL_WARN, "client_dropped", " reason=%s conn=%d uid=%u pid=%d in_flight=%u unsent_bytes=%zu%s%s",
-              reason, c->fd, (unsigned)c->info.uid, (int)c->info.pid, c->peer != NULL ? peer_in_flight(c->peer) : 0,
-              c->out_bytes, err != NULL ? " msg=" : "",
-              err != NULL ? log_quote(text, sizeof text, err->msg, strlen(err->msg)) : "");
+    log_event(LOG_LEVEL_WARN, "client_dropped",
+              " reason=%s conn=%" PRIu64 " uid=%u pid=%d in_flight=%u unsent_bytes=%zu%s%s", reason, c->id,
+              (unsigned)c->info.uid, (int)c->info.pid, c->peer != NULL ? peer_in_flight(c->peer) : 0, c->out_bytes,
+              err != NULL ? " msg=" : "", err != NULL ? log_quote(text, sizeof text, err->msg, strlen(err->msg)) : "");
     conn_close(c);
 }
 
@@ -557,6 +559,7 @@ kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
         conn_close(c);
         return s;
     }
+    c->id = peer_conn_id(c->peer);
     if (h->edge != NULL && info->denied == NULL)
         *(info->is_admin ? &h->edge->accepted_admins : &h->edge->accepted_clients) += 1;
     watch_process(c);

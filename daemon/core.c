@@ -110,6 +110,8 @@ static void resize_next(core *c);
 static void grow_failed(core *c)
 {
     core_note_status(c, c->grow_err.status);
+    if (c->grow_err.status == KVS_E_NO_SPACE) /* the device sees that pages are missing, not why */
+        (void)persist_room(c->memory, c->growing.bytes, &c->grow_err);
     c->grow_failed = true;
     pool_piece_failed(c->pool);
     log_event(LOG_LEVEL_ERROR, "arena_piece_failed", " bytes=%" PRIu64 " piece=%u reason=\"%s\"", c->growing.bytes,
@@ -568,6 +570,7 @@ kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, ui
     if (!c)
         return kvs_fail(err, KVS_E_NO_MEMORY, "core: out of memory");
     c->config = cfg;
+    c->memory = memory;
     c->sink = sink;
     c->now_us = c->start_us = now_us;
     c->lease_due_us = c->held_due_us = UINT64_MAX;

@@ -259,6 +259,7 @@ struct core {
     bool may_exchange[WIRE_MAX_DEVICES];                    /* with any other */
     struct load *held;                                      /* load_twin.c */
     uint64_t held_due_us;                                   /* to look at those that are held */
+    const persist *memory;                                  /* borrowed; NULL: the pool's own */
     pinner_task grow;
     core_piece growing, *pieces; /* registered */
     int32_t numa_node;           /* that new pieces come from; KVS_NODE_ANY */

@@ -145,7 +145,8 @@ static void print_options(const ctl_command *of)
 
 static int help(void)
 {
-    (void)printf("usage: kvstridectl COMMAND [OPTIONS] [KEY...]\n\n"
+    (void)printf("usage: kvstridectl COMMAND [OPTIONS] [KEY...]\n"
+                 "       kvstridectl help [COMMAND]\n\n"
                  "Talks to a running kvstrided by its admin socket; replay, bench and demo start private daemons.\n\n"
                  "Commands ('kvstridectl COMMAND --help' lists the options of one):\n");
     for (size_t i = 0; i < N_COMMANDS; i++)
@@ -272,6 +273,10 @@ int main(int argc, char **argv)
     code = parse(&l, argc, argv);
     if (code != CTL_OK)
         return code;
+    if (optind < argc && strcmp(argv[optind], "help") == 0) { /* as others have it */
+        l.help = true;
+        optind++;
+    }
     command = optind < argc ? find(argv[optind]) : NULL;
     if (optind < argc && command == NULL)
         return ctl_usage("unknown command '%.80s'", argv[optind]);

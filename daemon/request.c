@@ -172,7 +172,9 @@ kvs_status request_charge(request *r, uint64_t bytes, kvs_err *err)
     uint64_t most = (uint64_t)p->core->config->credit_bytes;
 
     if (bytes > most)
-        return kvs_fail(err, KVS_E_LIMIT, "request: %" PRIu64 " bytes are above the credit of %" PRIu64, bytes, most);
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "request: %" PRIu64 " bytes are above the credit of %" PRIu64 " (limits.credit_bytes)", bytes,
+                        most);
     if (bytes > most - (p->bytes_in_flight < most ? p->bytes_in_flight : most))
         return kvs_fail(err, KVS_E_BUSY, "credit: %" PRIu64 " bytes in flight and %" PRIu64 " more are above %" PRIu64,
                         p->bytes_in_flight, bytes, most);

@@ -16,7 +16,7 @@ static const ctl_command COMMANDS[] = {
      "Rates go on until --seconds or a signal.  With --json: what the daemon counts, one document a line.\n", 0,
      ctl_stats},
     {"ping", "", "one round trip, and how long it took", "socket timeout-ms", "", 0, ctl_ping},
-    {"health", "", "ok, starting, degraded or draining; exit 1 unless ok", "socket timeout-ms", "", 0, ctl_health},
+    {"health", "", "ok, starting, degraded or draining, and why; exit 1 unless ok", "socket timeout-ms", "", 0, ctl_health},
     {"ls", "", "blocks in the pool", "socket timeout-ms ns limit", "", 0, ctl_ls},
     {"namespaces", "", "namespaces: model, layout, tenant, blocks", "socket timeout-ms", "", 0, ctl_namespaces},
     {"leases", "", "leases with owner, age and what they hold", "socket timeout-ms", "", 0, ctl_leases},

@@ -6,7 +6,8 @@ DESTDIR ?=
 ifeq ($(origin CC),default)
 CC := gcc
 endif
-NVCC    ?= $(shell command -v nvcc 2>/dev/null)
+# In PATH, in CUDA_HOME, in its usual place, or the one that made this build: sudo knows little of whom it serves.
+NVCC    ?= $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard $(CUDA_HOME)/bin/nvcc /usr/local/cuda/bin/nvcc $(shell cat build/nvcc 2>/dev/null)))
 CUDA_ARCHS ?= $(if $(FAT),80 90a 100 ptx80,90a)
 
 # Quiet unless V=1.
@@ -25,7 +26,8 @@ ALL_C := -std=c11 -D_GNU_SOURCE -DKVS_VERSION='"$(VERSION)"' $(WARN) $(OPT) -g -
 ALL_LD := -pthread -Wl,-z,relro,-z,now $(if $(SAN),-fsanitize=$(SAN)) $(LDFLAGS)
 # The CUDA runtime is linked in and looks for the driver when it is first called: one binary for machines with and without.
 # One of the environment that is not there is not taken.
-CUDA_HOME := $(if $(wildcard $(CUDA_HOME)/include/cuda_runtime_api.h),$(CUDA_HOME),$(patsubst %/bin/nvcc,%,$(NVCC)))
+CUDA_HOME := $(patsubst %/include/cuda_runtime_api.h,%,$(firstword $(wildcard $(addsuffix /include/cuda_runtime_api.h, \
+             $(CUDA_HOME) $(patsubst %/bin/nvcc,%,$(NVCC) $(realpath $(NVCC))) /usr/local/cuda))))
 CUDA_C    := $(if $(NVCC),-DKVS_CUDA -isystem $(CUDA_HOME)/include)
 CUDA_LIBS := $(if $(NVCC),-L$(CUDA_HOME)/lib64 -lcudart_static -Wl$(comma)--as-needed -lstdc++ -Wl$(comma)--no-as-needed -ldl -lrt -lpthread)
 GENCODE   := $(foreach a,$(filter-out ptx%,$(CUDA_ARCHS)),-gencode arch=compute_$(a),code=sm_$(a)) \
@@ -82,7 +84,7 @@ programs: $(PROGRAMS)
 	@$(if $(NVCC),:,echo "nvcc not found: cpu-only build")
 
 deps:
-	@.ci/deps
+	@NVCC='$(NVCC)' .ci/deps
 
 $(BUILD)/libproto.a: $(PROTO)
 $(BUILD)/libconfig.a: $(CONFIG)
@@ -123,7 +125,7 @@ $(BUILD)/$(KERNELS_SO): $(KERNELS_API) kernels/exports.map
 	$(Q)ln -sf $(KERNELS_SO) $(BUILD)/libkvstride-kernels.so
 
 # For the cards of CUDA_ARCHS, and as PTX for every later one.
-$(BUILD)/kernels/client_pack.fatbin: kernels/client_pack.cu kernels/client_pack_params.h
+$(BUILD)/kernels/client_pack.fatbin: kernels/client_pack.cu kernels/client_pack_params.h $(CU)/nvcc.flags
 	$(call say,NVCC)
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) -std=c++17 -O3 -I. -Werror all-warnings -fatbin $(GENCODE) -gencode arch=compute_80,code=compute_80 -o $@ $<
@@ -131,17 +133,25 @@ $(BUILD)/kernels/client_pack_image.c: $(BUILD)/kernels/client_pack.fatbin
 	$(Q){ echo 'extern const unsigned char client_pack_image[];'; \
 	    echo '_Alignas(16) const unsigned char client_pack_image[] = {'; \
 	    od -An -v -tu1 $< | sed 's/  */ /g; s/\([0-9]\)\( \|$$\)/\1,\2/g'; echo '};'; } > $@
-$(BUILD)/kernels/client_pack_image.o: $(BUILD)/kernels/client_pack_image.c
+$(BUILD)/kernels/client_pack_image.o: $(BUILD)/kernels/client_pack_image.c $(BUILD)/cc.flags
 	$(call say,CC)
 	$(Q)$(CC) $(ALL_C) -c -o $@ $<
 
 $(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C) -fvisibility=default
 $(BUILD)/tests/gpu/%.o $(BUILD)/tests/kernels/%.o: ALL_C += $(CUDA_C)
-$(CU)/%.cu.o: %.cu
+# What was compiled otherwise is compiled again: by another compiler, with CUDA or without, for other cards.  But what is there
+# is installed as it is.
+export AS_BUILT ?= $(filter install install-kernels,$(MAKECMDGOALS))
+$(BUILD)/cc.flags: export FLAGS := $(CC) $(ALL_C) $(CUDA_C)
+$(CU)/nvcc.flags: export FLAGS := $(subst $(NVCC),nvcc,$(CUDA_CC))
+$(BUILD)/cc.flags $(CU)/nvcc.flags: $(if $(AS_BUILT),,FORCE)
+	@mkdir -p $(@D) && { printf '%s\n' "$$FLAGS" | cmp -s - $@ || printf '%s\n' "$$FLAGS" >$@; }
+	@$(if $(NVCC),echo $(NVCC) >build/nvcc,:)
+$(CU)/%.cu.o: %.cu $(CU)/nvcc.flags
 	$(call say,NVCC)
 	@mkdir -p $(@D)
 	$(Q)$(CUDA_CC) -c -o $@ $<
-$(BUILD)/%.o: %.c
+$(BUILD)/%.o: %.c $(BUILD)/cc.flags
 	$(call say,CC)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(ALL_C) -c -o $@ $<
@@ -203,7 +213,7 @@ run: all
 TESTS := $(if $(findstring thread,$(SAN)),$(RACE),$(UNIT) $(GPU) $(RACE) $(BUILD)/kernels-test)
 test: deps
 	@$(MAKE) --no-print-directory test-programs
-	@tests/run $(BUILD) $(TESTS) $(if $(findstring thread,$(SAN)),,tests/kernels/install tests/python/run)
+	@tests/run $(BUILD) $(TESTS) $(if $(findstring thread,$(SAN)),,tests/install tests/kernels/install tests/python/run)
 test-programs: programs $(TESTS) $(if $(SAN),,$(BENCH) $(GPU_BENCH))
 # Every place that makes an address, every way to get it wrong: some case of that operation must fail.
 mutation: deps
@@ -238,6 +248,7 @@ bundle-fat: programs
 	@tests/bundle $(BUILD) build/bundle $(filter-out %.a,$(PROGRAMS)) $(BUNDLED)
 	@cp tests/gpu/sanitize build/bundle/
 
+$(if $(filter-out /%,$(PREFIX)),$(error PREFIX: $(PREFIX) is not absolute; a path begins with /))
 BIN := $(DESTDIR)$(PREFIX)/bin
 LIB := $(DESTDIR)$(PREFIX)/lib
 INC := $(DESTDIR)$(PREFIX)/include/kvstride
@@ -248,6 +259,19 @@ DROPIN := $(UNITS)/kvstrided.service.d
 UNIT_FILES := kvstrided.service kvstrided.socket kvstrided-admin.socket kvstrided-tenant@.socket
 # From 254 on systemd can keep the stored pool over a stop; an older one would complain of the setting.
 PRESERVE ?= $(shell [ "$$(systemctl --version 2>/dev/null | awk 'NR == 1 { print int($$2) }')" -ge 254 ] 2>/dev/null && echo yes)
+# /etc is root's, whatever PREFIX is: a user's own installation has the rest.
+put_config = [ -e $(ETC)/kvstrided.json ] || { install -d $(ETC) && install -m 644 config/kvstrided.json $(ETC); } || \
+	    { [ -z "$(DESTDIR)" ] && [ "$$(id -u)" != 0 ] && \
+	      echo "note: without $(ETC)/kvstrided.json the daemon has its built-in defaults; --config FILE takes another"; }
+# What is left to do as root; systemd does not look into every PREFIX by itself.
+ENABLE := kvstrided.socket kvstrided-admin.socket kvstrided
+say_next = if [ -n "$(DESTDIR)" ]; then :; elif [ "$$(id -u)" != 0 ]; then \
+	      echo "next: $(BIN)/kvstrided --help; the service and its units take an installation by root"; \
+	    elif [ -n "$(filter /usr /usr/local,$(PREFIX))" ]; then \
+	      echo "next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now $(ENABLE)"; \
+	    else \
+	      echo "next: systemd-sysusers $(LIB)/sysusers.d/kvstrided.conf && systemd-tmpfiles --create $(LIB)/tmpfiles.d/kvstrided.conf &&" \
+	           "systemctl link $(addprefix $(UNITS)/,$(UNIT_FILES)) && systemctl enable --now $(ENABLE)"; fi
 # What a program needs that launches kernels itself: kvstride/kernels.h, a library, a pkg-config file.
 KERNELS_H = $(filter kernels/%,$(filter-out kernels/kernels.h,$(shell $(CC) -I. -MM kernels/kernels.h)))
 install-kernels: $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a
@@ -261,7 +285,7 @@ install-kernels: $(BUILD)/$(KERNELS_SO) $(BUILD)/libkvstride-kernels.a
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|; s|@CUDA_LIBS@|$(CUDA_LIBS)|' kernels/kvstride-kernels.pc.in \
 	    > $(LIB)/pkgconfig/kvstride-kernels.pc
 install: all install-kernels
-	install -d $(BIN) $(LIB)/pkgconfig $(INC)/proto $(ETC) $(UNITS) $(LIB)/sysusers.d $(LIB)/tmpfiles.d $(DOC)/examples
+	install -d $(BIN) $(LIB)/pkgconfig $(INC)/proto $(UNITS) $(LIB)/sysusers.d $(LIB)/tmpfiles.d $(DOC)/examples
 	install -m 755 $(BUILD)/kvstrided $(BUILD)/kvstridectl $(BIN)
 	install -m 755 $(BUILD)/$(SO) $(LIB)
 	ln -sf $(SO) $(LIB)/libkvstride.so
@@ -272,13 +296,13 @@ install: all install-kernels
 	install -m 644 systemd/README.md $(DOC)/operating.md
 	install -m 644 systemd/examples/* config/kvstrided.schema.json $(DOC)/examples
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' proto/client/kvstride.pc.in > $(LIB)/pkgconfig/kvstride.pc
-	[ -e $(ETC)/kvstrided.json ] || install -m 644 config/kvstrided.json $(ETC)
+	@$(put_config)
 	for u in $(UNIT_FILES); do sed 's|/usr/local/|$(PREFIX)/|g' systemd/$$u > $(UNITS)/$$u && chmod 644 $(UNITS)/$$u || exit 1; done
 	$(if $(filter yes,$(PRESERVE)),install -d $(DROPIN) && install -m 644 systemd/examples/preserve.conf $(DROPIN))
 	install -m 644 systemd/sysusers.d/kvstrided.conf $(LIB)/sysusers.d/kvstrided.conf
 	install -m 644 systemd/tmpfiles.d/kvstrided.conf $(LIB)/tmpfiles.d/kvstrided.conf
 	@[ -n "$(DESTDIR)" ] || ldconfig 2>/dev/null || true
-	@echo "next: systemd-sysusers && systemd-tmpfiles --create && systemctl daemon-reload && systemctl enable --now kvstrided.socket kvstrided-admin.socket kvstrided"
+	@$(say_next)
 uninstall:
 	rm -f $(BIN)/kvstrided $(BIN)/kvstridectl $(LIB)/$(SO) $(LIB)/libkvstride.so $(LIB)/libkvstride.a
 	rm -f $(LIB)/$(KERNELS_SO) $(LIB)/libkvstride-kernels.so $(LIB)/libkvstride-kernels.a $(LIB)/pkgconfig/kvstride-kernels.pc

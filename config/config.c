@@ -15,8 +15,7 @@
 
 enum {
     FILE_MAX = 1 << 20, /* bytes; a config file is a few hundred */
-    SHOWN_PATH = 100,   /* of a file name, its end, so that the reason still fits behind it */
-    TYPO_DISTANCE = 2   /* edits up to which a key counts as meant */
+    SHOWN_PATH = 100    /* of a file name, its end, so that the reason still fits behind it */
 };
 
 void config_default(config *c)
@@ -29,44 +28,11 @@ void config_default(config *c)
 
 /* ---- keys ---- */
 
-static size_t least(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
-static int lower(char c)
-{
-    return c >= 'A' && c <= 'Z' ? c + 32 : (unsigned char)c;
-}
-
-/* Edits (insert, delete, replace; case is free) that make `a` of `b`; large for words too long to be keys. */
-static size_t distance(const char *a, const char *b)
-{
-    size_t row[JSON_QUOTED_BYTES], na = strlen(a), nb = strlen(b);
-
-    if (na >= JSON_QUOTED_BYTES || nb >= JSON_QUOTED_BYTES)
-        return JSON_QUOTED_BYTES;
-    for (size_t j = 0; j <= nb; j++)
-        row[j] = j;
-    for (size_t i = 1; i <= na; i++) {
-        size_t diagonal = row[0];
-
-        row[0] = i;
-        for (size_t j = 1; j <= nb; j++) {
-            size_t replaced = diagonal + (lower(a[i - 1]) != lower(b[j - 1]));
-
-            diagonal = row[j];
-            row[j] = least(replaced, least(row[j], row[j - 1]) + 1);
-        }
-    }
-    return row[nb];
-}
-
 /* The key that was probably meant by `key` inside `section` ("" = top level): misspelt, or left out of its
  * section. */
 static const char *nearest_key(char buf[JSON_QUOTED_BYTES], const char *section, const char *key)
 {
-    size_t d, best = TYPO_DISTANCE + 1;
+    size_t d, best = OPTION_MEANT + 1;
     const char *found = NULL;
 
     for (const option *o = OPTIONS; o < OPTIONS + N_OPTIONS; o++) {
@@ -79,7 +45,7 @@ static const char *nearest_key(char buf[JSON_QUOTED_BYTES], const char *section,
             (void)snprintf(name, sizeof name, "%s", option_name(o));
         else
             continue;
-        d = distance(key, name);
+        d = option_distance(key, name);
         if (d >= best)
             continue;
         best = d;
@@ -167,13 +133,14 @@ bool config_same_path(const char *a, const char *b)
     }
 }
 
-static kvs_status check_order(const char *low_key, int64_t low, const char *high_key, int64_t high, const char *unit,
-                              kvs_err *err)
+static kvs_status check_sizes(const char *low_key, int64_t low, const char *high_key, int64_t high, kvs_err *err)
 {
+    char l[OPTION_TEXT_BYTES], h[OPTION_TEXT_BYTES];
+
     if (low <= high)
         return KVS_OK;
-    return kvs_fail(err, KVS_E_CONFIG, "%s: %" PRId64 " %s is more than %s, %" PRId64 " %s", low_key, low, unit,
-                    high_key, high, unit);
+    return kvs_fail(err, KVS_E_CONFIG, "%s: %s is more than %s, %s", low_key, option_say_size(l, low), high_key,
+                    option_say_size(h, high));
 }
 
 static kvs_status check_paths(const config *c, kvs_err *err)
@@ -196,18 +163,17 @@ kvs_status config_check(const config *c, kvs_err *err)
     const int64_t extent = c->pool_extent_bytes;
     kvs_status st;
 
-    st = check_order("deadline.default_ms", c->default_deadline_ms, "deadline.max_ms", c->max_deadline_ms, "ms", err);
+    if (c->default_deadline_ms > c->max_deadline_ms)
+        return kvs_fail(err, KVS_E_CONFIG,
+                        "deadline.default_ms: %" PRId64 " ms is more than deadline.max_ms, %" PRId64 " ms",
+                        c->default_deadline_ms, c->max_deadline_ms);
+    st = check_sizes("limits.out_high_bytes", c->out_high_bytes, "limits.out_max_bytes", c->out_max_bytes, err);
     if (st == KVS_OK)
-        st = check_order("limits.out_high_bytes", c->out_high_bytes, "limits.out_max_bytes", c->out_max_bytes, "bytes",
-                         err);
+        st = check_sizes("limits.max_body_bytes", c->max_body_bytes, "limits.out_max_bytes", c->out_max_bytes, err);
     if (st == KVS_OK)
-        st = check_order("limits.max_body_bytes", c->max_body_bytes, "limits.out_max_bytes", c->out_max_bytes, "bytes",
-                         err);
-    if (st == KVS_OK)
-        st = check_order("pool.extent_bytes", extent, "pool.max_bytes", c->pool_max_bytes, "bytes", err);
+        st = check_sizes("pool.extent_bytes", extent, "pool.max_bytes", c->pool_max_bytes, err);
     if (st == KVS_OK && c->pool_reserve_bytes != 0)
-        st =
-            check_order("pool.max_bytes", c->pool_max_bytes, "pool.reserve_bytes", c->pool_reserve_bytes, "bytes", err);
+        st = check_sizes("pool.max_bytes", c->pool_max_bytes, "pool.reserve_bytes", c->pool_reserve_bytes, err);
     if (st == KVS_OK && extent != 0 && extent < CONFIG_KIB(4))
         st = kvs_fail(err, KVS_E_CONFIG, "pool.extent_bytes: %" PRId64 " bytes; must be 0 or at least 4096", extent);
     if (st == KVS_OK)

@@ -3,6 +3,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "config/json.h"
+
 #define AT(f)                             offsetof(config, f), sizeof(((config *)0)->f)
 #define ROW_SIZE(f, k, d, lo, hi, r, h)   {k, OPTION_SIZE, AT(f), d, lo, hi, NULL, "bytes", NULL, r, h},
 #define ROW_INT(f, k, d, lo, hi, u, r, h) {k, OPTION_INT, AT(f), d, lo, hi, NULL, u, NULL, r, h},
@@ -107,6 +109,45 @@ bool option_same_section(const option *a, const option *b)
     return n == option_section_bytes(b) && memcmp(a->key, b->key, n) == 0;
 }
 
+static size_t least(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+static int lower(char c)
+{
+    return c >= 'A' && c <= 'Z' ? c + 32 : (unsigned char)c;
+}
+
+static size_t edits(const char *a, const char *b)
+{
+    size_t row[JSON_QUOTED_BYTES], na = strlen(a), nb = strlen(b);
+
+    if (na >= JSON_QUOTED_BYTES || nb >= JSON_QUOTED_BYTES)
+        return JSON_QUOTED_BYTES;
+    for (size_t j = 0; j <= nb; j++)
+        row[j] = j;
+    for (size_t i = 1; i <= na; i++) {
+        size_t diagonal = row[0];
+
+        row[0] = i;
+        for (size_t j = 1; j <= nb; j++) {
+            size_t replaced = diagonal + (lower(a[i - 1]) != lower(b[j - 1]));
+
+            diagonal = row[j];
+            row[j] = least(replaced, least(row[j], row[j - 1]) + 1);
+        }
+    }
+    return row[nb];
+}
+
+size_t option_distance(const char *word, const char *name)
+{
+    size_t n = strlen(word);
+
+    return n > 0 && strncmp(word, name, n) == 0 && name[n] == '_' ? 1 : edits(word, name);
+}
+
 void option_format_size(char buf[OPTION_TEXT_BYTES], int64_t bytes)
 {
     static const char *const UNITS[] = {"", "KiB", "MiB", "GiB", "TiB"};
@@ -115,6 +156,14 @@ void option_format_size(char buf[OPTION_TEXT_BYTES], int64_t bytes)
     for (; bytes != 0 && bytes % 1024 == 0 && u < 4; u++)
         bytes /= 1024;
     (void)snprintf(buf, OPTION_TEXT_BYTES, "%" PRId64 "%s", bytes, UNITS[u]);
+}
+
+const char *option_say_size(char buf[OPTION_TEXT_BYTES], int64_t bytes)
+{
+    option_format_size(buf, bytes);
+    if (strspn(buf, "0123456789") == strlen(buf))
+        (void)strcat(buf, " bytes");
+    return buf;
 }
 
 static void format_uids(char buf[OPTION_TEXT_BYTES], const config_uids *u)

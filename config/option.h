@@ -59,6 +59,13 @@ bool option_same_section(const option *a, const option *b);
 const char *option_format(char buf[OPTION_TEXT_BYTES], const void *base, const option *o);
 /* Bytes with the largest unit that divides them: "64GiB", "4097". */
 void option_format_size(char buf[OPTION_TEXT_BYTES], int64_t bytes);
+/* The same in a sentence: "64GiB", "4097 bytes".  Returns buf. */
+const char *option_say_size(char buf[OPTION_TEXT_BYTES], int64_t bytes);
+
+/* How far `word` is from being `name`: edits (insert, delete, replace; case is free), 1 for its beginning ("quota" of
+ * "quota_bytes"), large for words too long to be keys.  Up to OPTION_MEANT it was probably meant. */
+enum { OPTION_MEANT = 2 };
+size_t option_distance(const char *word, const char *name);
 /* The n-th of "a|b|c" and its length; NULL behind the last. */
 const char *option_choice(const option *o, size_t n, size_t *ret_len);
 

@@ -75,13 +75,32 @@ static const char *behind_section(const char *msg)
     return strncmp(msg, "tenants.", 8) == 0 ? msg + 7 : msg;
 }
 
+static kvs_status unknown_key(const char *key, kvs_err *err)
+{
+    size_t best = OPTION_MEANT + 1;
+    const char *meant = NULL;
+    char shown[JSON_QUOTED_BYTES];
+
+    for (const option *o = TENANT_OPTIONS; o < TENANT_OPTIONS + N_TENANT_OPTIONS; o++) {
+        size_t d = option_distance(key, option_name(o));
+
+        if (d < best) {
+            best = d;
+            meant = option_name(o);
+        }
+    }
+    (void)json_quote(shown, key);
+    if (meant == NULL)
+        return kvs_fail(err, KVS_E_CONFIG, ": %s: unknown key", shown);
+    return kvs_fail(err, KVS_E_CONFIG, ": %s: unknown key; did you mean \"%s\"?", shown, meant);
+}
+
 static kvs_status set_key(config_tenant *t, const json_node *n, kvs_err *err)
 {
     const option *o = find_option(json_key(n));
-    char shown[JSON_QUOTED_BYTES];
 
     if (o == NULL)
-        return kvs_fail(err, KVS_E_CONFIG, ": %s: unknown key", json_quote(shown, json_key(n)));
+        return unknown_key(json_key(n), err);
     if (!tenant_has(t, o))
         return kvs_fail(err, KVS_E_CONFIG, "%s: \"default\" comes in by socket.path and has none", o->key);
     return value_set(t, o, n, err);
@@ -176,6 +195,7 @@ static kvs_status check_path(const config *c, uint32_t i, kvs_err *err)
 static kvs_status check_one(const config *c, uint32_t i, kvs_err *err)
 {
     const config_tenant *t = &c->tenants[i];
+    char floor[OPTION_TEXT_BYTES], quota[OPTION_TEXT_BYTES];
 
     if (is_reserved(t->name))
         return kvs_fail(
@@ -183,14 +203,14 @@ static kvs_status check_one(const config *c, uint32_t i, kvs_err *err)
             "tenants.%s: no tenant may have this name: admin, client and metrics are the daemon's own sockets",
             t->name);
     if (t->quota_bytes != 0 && t->quota_bytes < t->floor_bytes)
-        return kvs_fail(err, KVS_E_CONFIG,
-                        "tenants.%s.floor_bytes: %" PRId64 " bytes is more than its quota_bytes, %" PRId64 " bytes",
-                        t->name, t->floor_bytes, t->quota_bytes);
+        return kvs_fail(err, KVS_E_CONFIG, "tenants.%s.floor_bytes: %s is more than its quota_bytes, %s", t->name,
+                        option_say_size(floor, t->floor_bytes), option_say_size(quota, t->quota_bytes));
     return i > 0 ? check_path(c, i, err) : KVS_OK;
 }
 
 kvs_status tenants_check(const config *c, kvs_err *err)
 {
+    char sum[OPTION_TEXT_BYTES], pool[OPTION_TEXT_BYTES];
     int64_t floors = 0;
     kvs_status st = KVS_OK;
 
@@ -199,9 +219,8 @@ kvs_status tenants_check(const config *c, kvs_err *err)
         floors += c->tenants[i].floor_bytes; /* 64 of at most 4 TiB */
     }
     if (st == KVS_OK && floors > c->pool_max_bytes)
-        st = kvs_fail(err, KVS_E_CONFIG,
-                      "tenants: floor_bytes of all are %" PRId64 " bytes, more than pool.max_bytes, %" PRId64 " bytes",
-                      floors, c->pool_max_bytes);
+        st = kvs_fail(err, KVS_E_CONFIG, "tenants: floor_bytes of all are %s, more than pool.max_bytes, %s",
+                      option_say_size(sum, floors), option_say_size(pool, c->pool_max_bytes));
     return st;
 }
 

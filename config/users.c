@@ -44,7 +44,9 @@ kvs_status users_find(const char *name, uint32_t *ret, kvs_err *err)
     free(line);
     (void)fclose(f);
     if (!found)
-        return kvs_fail(err, KVS_E_CONFIG, "user %s is not in %s; one of another directory is given by number",
-                        json_quote(shown, name), PASSWD);
+        return kvs_fail(err, KVS_E_CONFIG, "user %s is not in %s; %s", json_quote(shown, name), PASSWD,
+                        name[0] != '\0' && strspn(name, "0123456789") == strlen(name)
+                            ? "a number goes without quotes"
+                            : "one of another directory is given by number");
     return KVS_OK;
 }

@@ -1,6 +1,7 @@
 #include "daemon/conn.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -28,6 +29,7 @@ struct conn {
     int events;         /* asked of poll */
     unsigned n_handles; /* not yet closed by the loop */
     peer *peer;         /* NULL: never made, or closed */
+    uint64_t id;        /* as operators see it */
     peer_info info;
     frame_reader reader;
     reply *out, **out_tail;
@@ -150,6 +152,7 @@ static void drop_replies(conn *c)
         reply_destroy(r);
     }
     c->out_tail = &c->out;
+    c->host->out_bytes -= c->out_bytes;
     c->out_bytes = 0;
 }
 
@@ -177,7 +180,7 @@ static void leave(conn *c, const char *reason)
 {
     if (c->closing)
         return;
-    log_event(LOG_LEVEL_DEBUG, "client_closed", " reason=%s conn=%d uid=%u pid=%d", reason, c->fd,
+    log_event(LOG_LEVEL_DEBUG, "client_closed", " reason=%s conn=%" PRIu64 " uid=%u pid=%d", reason, c->id,
               (unsigned)c->info.uid, (int)c->info.pid);
     conn_close(c);
 }
@@ -196,10 +199,10 @@ static void drop(conn *c, const char *reason, const kvs_err *err)
     c->host->n_dropped++;
     if (c->host->edge != NULL)
         metrics_count(&c->host->edge->dropped, reason, 1);
-    log_event(LOG_LEVEL_WARN, "client_dropped", " reason=%s conn=%d uid=%u pid=%d in_flight=%u unsent_bytes=%zu%s%s",
-              reason, c->fd, (unsigned)c->info.uid, (int)c->info.pid, c->peer != NULL ? peer_in_flight(c->peer) : 0,
-              c->out_bytes, err != NULL ? " msg=" : "",
-              err != NULL ? log_quote(text, sizeof text, err->msg, strlen(err->msg)) : "");
+    log_event(LOG_LEVEL_WARN, "client_dropped",
+              " reason=%s conn=%" PRIu64 " uid=%u pid=%d in_flight=%u unsent_bytes=%zu%s%s", reason, c->id,
+              (unsigned)c->info.uid, (int)c->info.pid, c->peer != NULL ? peer_in_flight(c->peer) : 0, c->out_bytes,
+              err != NULL ? " msg=" : "", err != NULL ? log_quote(text, sizeof text, err->msg, strlen(err->msg)) : "");
     conn_close(c);
 }
 
@@ -211,9 +214,16 @@ static void condemn(conn *c, const char *reason)
 }
 
 /* ---- what the loop is asked for ---- */
+/* Who is paused has something to send, and is looked at again when that has gone. */
 static bool is_paused(const conn *c)
 {
-    return c->out_bytes >= (size_t)c->host->config->out_high_bytes;
+    const conn_host *h = c->host;
+    const uint64_t all = (uint64_t)h->n_clients + h->n_admins + h->n_strangers;
+
+    if (c->out_bytes >= (size_t)h->config->out_high_bytes)
+        return true;
+    return h->out_bytes >= (uint64_t)h->config->memory_bytes && c->out_bytes > 0 &&
+           c->out_bytes >= (uint64_t)h->config->memory_bytes / all;
 }
 
 static void on_poll(uv_poll_t *h, int status, int events);
@@ -276,6 +286,7 @@ static void on_send(void *ud, reply *r)
     *c->out_tail = r;
     c->out_tail = &r->next;
     c->out_bytes += r->len;
+    c->host->out_bytes += r->len;
     if (!was_empty && c->out_bytes > (size_t)c->host->config->out_max_bytes)
         condemn(c, "unsent_replies");
     do_later(c);
@@ -289,6 +300,7 @@ static size_t on_out_bytes(const void *ud)
 static void sent(conn *c, size_t n)
 {
     c->out_bytes -= n;
+    c->host->out_bytes -= n;
     while (c->out != NULL) {
         reply *r = c->out;
         size_t part = r->len - r->sent < n ? r->len - r->sent : n;
@@ -547,6 +559,7 @@ kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
         conn_close(c);
         return s;
     }
+    c->id = peer_conn_id(c->peer);
     if (h->edge != NULL && info->denied == NULL)
         *(info->is_admin ? &h->edge->accepted_admins : &h->edge->accepted_clients) += 1;
     watch_process(c);

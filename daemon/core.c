@@ -1,262 +1,13 @@
 #include "daemon/core.h"
 
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
-#include "daemon/beat.h"
 #include "daemon/log.h"
 #include "kernels/host_node.h"
-
-/* ---- deadlines: a binary heap, the earliest first; due_at is the place in it plus one ---- */
-
-static void heap_put(core *c, size_t i, request *r)
-{
-    c->due[i] = r;
-    r->due_at = i + 1;
-}
-
-static void heap_up(core *c, size_t i, request *r)
-{
-    while (i > 0 && c->due[(i - 1) / 2]->deadline_us > r->deadline_us) {
-        heap_put(c, i, c->due[(i - 1) / 2]);
-        i = (i - 1) / 2;
-    }
-    heap_put(c, i, r);
-}
-
-static void heap_down(core *c, size_t i, request *r)
-{
-    for (;;) {
-        size_t k = 2 * i + 1;
-
-        if (k + 1 < c->n_due && c->due[k + 1]->deadline_us < c->due[k]->deadline_us)
-            k++;
-        if (k >= c->n_due || c->due[k]->deadline_us >= r->deadline_us)
-            break;
-        heap_put(c, i, c->due[k]);
-        i = k;
-    }
-    heap_put(c, i, r);
-}
-
-kvs_status core_due_add(core *c, request *r)
-{
-    if (c->n_due == c->cap_due) {
-        size_t cap = c->cap_due ? c->cap_due * 2 : 64;
-        request **due = realloc(c->due, cap * sizeof(request *));
-
-        if (!due)
-            return KVS_E_NO_MEMORY;
-        c->due = due;
-        c->cap_due = cap;
-    }
-    heap_up(c, c->n_due++, r);
-    return KVS_OK;
-}
-
-void core_due_remove(core *c, request *r)
-{
-    size_t i = r->due_at;
-    request *last;
-
-    if (i == 0)
-        return;
-    r->due_at = 0;
-    last = c->due[--c->n_due];
-    if (last == r)
-        return;
-    heap_up(c, i - 1, last);
-    heap_down(c, last->due_at - 1, last);
-}
-
-static void run_overdue(request *r)
-{
-    bool untouched = r->ops->stop(r, true);
-    kvs_err err;
-
-    (void)kvs_fail(&err, KVS_E_DEADLINE, "deadline: passed %s",
-                   untouched ? "before anything was touched" : "while it was running; CANCEL says when it has stopped");
-    r->ops->overdue(r, untouched);
-    request_answer(r, KVS_E_DEADLINE, &err);
-}
-
-/* ---- the arena grows in the background ---- */
-
-/* One registration is good for all devices. */
-static device *host_of(const core *c)
-{
-    return c->devices[0].dev;
-}
-
-static void grow_run(pinner_task *t)
-{
-    core *c = (core *)(void *)((uint8_t *)t - offsetof(core, grow));
-    device *dev = host_of(c);
-
-    c->grow_err.status = kvs_host_node_place(c->growing.address, c->growing.bytes, c->numa_node, &c->grow_err);
-    if (!c->node_is_asked_for) /* a container that forbids it is no fault */
-        c->grow_err.status = KVS_OK;
-    if (c->grow_err.status == KVS_OK)
-        c->grow_err.status = dev->ops->host_register(dev, c->growing.address, c->growing.bytes, &c->grow_err);
-}
-
-static void grow_next(core *c);
-static void resize_next(core *c);
-
-static void grow_failed(core *c)
-{
-    core_note_status(c, c->grow_err.status);
-    c->grow_failed = true;
-    pool_piece_failed(c->pool);
-    log_event(LOG_LEVEL_ERROR, "arena_piece_failed", " bytes=%" PRIu64 " piece=%u reason=\"%s\"", c->growing.bytes,
-              c->n_pieces, c->grow_err.msg);
-}
-
-static void grow_done(work *w)
-{
-    core *c = (core *)(void *)((uint8_t *)w - offsetof(core, grow));
-    core_piece *pieces;
-
-    c->is_growing = false;
-    if (c->grow_err.status != KVS_OK) {
-        grow_failed(c);
-        resize_next(c);
-        return;
-    }
-    pieces = realloc(c->pieces, (c->n_pieces + 1) * sizeof(*pieces));
-    if (!pieces) {
-        host_of(c)->ops->host_unregister(host_of(c), c->growing.address, c->growing.bytes);
-        (void)kvs_fail(&c->grow_err, KVS_E_NO_MEMORY, "list of pieces: out of memory");
-        grow_failed(c);
-        return;
-    }
-    c->pieces = pieces;
-    c->pieces[c->n_pieces++] = c->growing;
-    pool_piece_usable(c->pool);
-    resize_next(c);
-    grow_next(c);
-}
-
-static void grow_next(core *c)
-{
-    if (c->stopped || c->is_growing || c->is_dropping || c->grow_failed ||
-        !pool_next_piece(c->pool, &c->growing.address, &c->growing.bytes))
-        return;
-    c->is_growing = true;
-    c->grow_err = (kvs_err){0};
-    c->grow.run = grow_run;
-    c->grow.work.on_done = grow_done;
-    pinner_submit(c->pinner, &c->grow, false);
-}
-
-/* ---- the pool gets another size ---- */
-
-static void drop_run(pinner_task *t)
-{
-    core *c = (core *)(void *)((uint8_t *)t - offsetof(core, drop));
-    uint8_t *base = c->pieces[0].address; /* the first piece is the start of the arena, and is never dropped */
-
-    host_of(c)->ops->host_unregister(host_of(c), c->dropping.address, c->dropping.bytes);
-    (void)fallocate(pool_arena_fd(c->pool), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                    (uint8_t *)c->dropping.address - base, (off_t)c->dropping.bytes);
-}
-
-static void drop_done(work *w)
-{
-    core *c = (core *)(void *)((uint8_t *)w - offsetof(core, drop));
-
-    c->is_dropping = false;
-    log_event(LOG_LEVEL_INFO, "arena_piece_dropped", " bytes=%" PRIu64 " pieces=%u", c->dropping.bytes, c->n_pieces);
-    resize_next(c);
-    grow_next(c);
-}
-
-/* Give back the last piece, once nothing of it is in use. */
-static void drop_next(core *c)
-{
-    pool_bytes b;
-
-    if (c->n_pieces < 2)
-        return;
-    pool_get_bytes(c->pool, &b);
-    c->dropping = c->pieces[c->n_pieces - 1];
-    if (!pool_drop_piece(c->pool, c->dropping.bytes, &c->dropping.address)) {
-        c->shrinks = b.giving_up > 0;
-        return;
-    }
-    c->n_pieces--;
-    c->is_dropping = true;
-    c->drop.run = drop_run;
-    c->drop.work.on_done = drop_done;
-    pinner_submit(c->pinner, &c->drop, false);
-}
-
-static void resize_next(core *c)
-{
-    kvs_err err;
-
-    if (c->is_growing || c->is_dropping || c->stopped)
-        return; /* what ends then comes here again */
-    if (c->resize_due) {
-        c->resize_due = false;
-        if (pool_resize(c->pool, (uint64_t)c->config->pool_max_bytes, &err) != KVS_OK) {
-            log_event(LOG_LEVEL_ERROR, "pool_not_resized", " reason=\"%s\"", err.msg); /* see core_check_config */
-            return;
-        }
-        directory_resized(c->dir);
-        c->shrinks = c->step_due = true;
-    }
-    if (c->shrinks)
-        drop_next(c);
-}
-
-/* Smaller, it must leave the tenants what they were promised. */
-static kvs_status check_floors(const core *c, const config *next, kvs_err *err)
-{
-    const char *names[CONFIG_MAX_TENANTS];
-    uint64_t floors[CONFIG_MAX_TENANTS];
-
-    for (uint32_t t = 0; t < next->n_tenants; t++) {
-        names[t] = next->tenants[t].name;
-        floors[t] = (uint64_t)next->tenants[t].floor_bytes;
-    }
-    return directory_check_size(c->dir, (uint64_t)next->pool_max_bytes, names, floors, err);
-}
-
-kvs_status core_check_config(const core *c, const config *next, kvs_err *err)
-{
-    uint64_t most = pool_reserved(c->pool), least = pool_extent_bytes(c->pool), want = (uint64_t)next->pool_max_bytes;
-
-    if (want == (uint64_t)c->config->pool_max_bytes)
-        return KVS_OK;
-    if (want < least || want > most)
-        return kvs_fail(err, KVS_E_CONFIG,
-                        "pool.max_bytes: %" PRIu64 " bytes take a restart; %" PRIu64 "..%" PRIu64
-                        " do not (an extent, and what was reserved: pool.reserve_bytes)",
-                        want, least, most);
-    return check_floors(c, next, err);
-}
-
-/* ---- life ---- */
-
-static void on_event(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32])
-{
-    core *c = ud;
-    core_event *e;
-
-    if (c->n_watchers == 0)
-        return;
-    if (c->n_events == CORE_EVENT_BATCH)
-        core_rest(c);
-    e = &c->events[c->n_events++];
-    *e = (core_event){.type = type, .cause = cause, .ns = ns, .depth = depth};
-    if (key)
-        memcpy(e->key, key, sizeof(e->key));
-}
 
 static kvs_status make_random(void *to, size_t n, kvs_err *err)
 {
@@ -319,7 +70,7 @@ static kvs_status make_pool(core *c, persist *memory, kvs_err *err)
                            .n_tenants = c->config->n_tenants,
                            .max_tenants = CONFIG_MAX_TENANTS,
                            .hash_seed = c->seed,
-                           .on_event = on_event,
+                           .on_event = core_on_event,
                            .ud = c,
                            .tenant_name = name_of_tenant,
                            .tenant_find = find_tenant};
@@ -350,112 +101,13 @@ static kvs_status make_workers(core *c, kvs_err *err)
     return s == KVS_OK ? pinner_create(&c->pinner, c->sink, err) : s;
 }
 
-static void share_link(const core *c, uint32_t tenant, uint32_t share)
-{
-    for (uint32_t i = 0; i < c->n_devices; i++) {
-        mover_share(c->devices[i].load, tenant, share);
-        mover_share(c->devices[i].store, tenant, share);
-        decoder_share(c->devices[i].decoder, tenant, share);
-    }
-}
-
-void core_present(core *c, uint32_t by)
-{
-    c->n_present += by;
-    for (uint32_t i = 0; i < c->n_devices && !c->stopped; i++) {
-        mover_alone(c->devices[i].load, c->n_present < 2);
-        mover_alone(c->devices[i].store, c->n_present < 2);
-    }
-}
-
-/* What the configuration and the card's table say of copies. */
-static void set_mover(const core *c, const core_device *d, int dir)
-{
-    const copy_table *table = d->calibration.is_measured ? &d->calibration.table : NULL;
-    mover_settings s = {.batch_bytes = (uint64_t)c->config->mover_batch_bytes};
-
-    route_rules_make(&s.rules, c->config, table, dir, d->dev->ops->copies_by_kernel);
-    mover_set(dir == 0 ? d->load : d->store, &s);
-}
-
-static exchange_end end_of(const core *c, uint32_t i)
-{
-    return (exchange_end){&c->devices[i].calibration, &c->devices[i].about};
-}
-
-/* Which devices may load the same blocks together. */
-static void set_exchanges(core *c)
-{
-    for (uint32_t i = 0; i < c->n_devices; i++) {
-        c->may_exchange[i] = false;
-        for (uint32_t j = 0; j < c->n_devices; j++) {
-            if (i == j)
-                continue;
-            exchange_decide(&c->exchanges[i][j], c->config, end_of(c, i), end_of(c, j), c->reach[i][j]);
-            c->may_exchange[i] = c->may_exchange[i] || c->exchanges[i][j].on;
-        }
-    }
-}
-
-/* Both ways or not at all. */
-static exchange_reach introduce(device *a, device *b)
-{
-    bool reach = a->ops->reaches && a->ops->reaches(a, b) && b->ops->reaches && b->ops->reaches(b, a);
-
-    return reach ? EXCHANGE_REACH : EXCHANGE_OUT_OF_REACH;
-}
-
-/* Before any memory is made. */
-static void introduce_devices(core *c)
-{
-    for (uint32_t i = 0; i < c->n_devices; i++)
-        calibration_read(&c->devices[i].calibration, c->config, c->devices[i].dev);
-    for (uint32_t i = 0; i < c->n_devices; i++)
-        for (uint32_t j = i + 1; j < c->n_devices; j++)
-            if (exchange_is_wanted(c->config, end_of(c, i), end_of(c, j)))
-                c->reach[i][j] = c->reach[j][i] = introduce(c->devices[i].dev, c->devices[j].dev);
-}
-
-static void set_movers(core *c)
-{
-    for (uint32_t i = 0; i < c->n_devices; i++) {
-        calibration_read(&c->devices[i].calibration, c->config, c->devices[i].dev);
-        set_mover(c, &c->devices[i], 0);
-        set_mover(c, &c->devices[i], 1);
-    }
-    set_exchanges(c);
-}
-
-static void log_exchanges(const core *c)
-{
-    for (uint32_t i = 0; i < c->n_devices; i++)
-        for (uint32_t j = i + 1; j < c->n_devices; j++)
-            log_event(LOG_LEVEL_INFO, "exchange", " devices=%s,%s on=%d gbs=%.1f,%.1f reason=\"%s\"",
-                      c->devices[i].name, c->devices[j].name, c->exchanges[i][j].on, c->exchanges[i][j].gbs,
-                      c->exchanges[j][i].gbs, c->exchanges[i][j].why);
-}
-
-static void log_calibration(const core *c)
-{
-    for (uint32_t i = 0; i < c->n_devices; i++) {
-        const core_device *d = &c->devices[i];
-        const calibration *x = &d->calibration;
-        char why[2 * KVS_ERR_MSG_BYTES];
-
-        if (d->dev->ops->copies_by_kernel)
-            log_event(LOG_LEVEL_INFO, "calibration", " device=%s decides=%s date=%s reason=%s", d->name,
-                      calibration_source(x, c->config, d->dev), x->is_measured ? x->table.date : "-",
-                      log_quote(why, sizeof(why), x->why, strlen(x->why)));
-    }
-}
-
 static void limit_tenants(core *c)
 {
     for (uint32_t t = 0; t < c->config->n_tenants; t++) {
         const config_tenant *x = &c->config->tenants[t];
 
         directory_limit_tenant(c->dir, t, (uint64_t)x->quota_bytes, (uint64_t)x->floor_bytes);
-        share_link(c, t, (uint32_t)x->link_share);
+        core_share_link(c, t, (uint32_t)x->link_share);
     }
 }
 
@@ -493,14 +145,13 @@ void core_configured(core *c)
 {
     directory_add_tenants(c->dir, c->config->n_tenants);
     limit_tenants(c);
-    set_movers(c);
-    log_calibration(c);
-    log_exchanges(c);
+    core_set_movers(c);
+    core_log_links(c);
     empty_gone_tenants(c);
     c->step_due = true; /* somebody may be above a quota now */
     c->resize_due = true;
-    resize_next(c);
-    grow_next(c);
+    core_resize(c);
+    core_grow(c);
 }
 
 /* One that was asked for must be there; the device's own is only advice. */
@@ -548,7 +199,7 @@ static kvs_status take_devices(core *c, device *const *devs, uint32_t n, kvs_err
         (void)snprintf(d->name, sizeof(d->name), n > 1 ? "%.12s%u" : "%.12s", devs[i]->ops->name, i);
     }
     c->n_devices = n;
-    introduce_devices(c);
+    core_introduce_devices(c);
     c->numa_node = node_of_pool(c);
     c->node_is_asked_for = c->config->pool_numa_node >= 0;
     return KVS_OK;
@@ -568,6 +219,7 @@ kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, ui
     if (!c)
         return kvs_fail(err, KVS_E_NO_MEMORY, "core: out of memory");
     c->config = cfg;
+    c->memory = memory;
     c->sink = sink;
     c->now_us = c->start_us = now_us;
     c->lease_due_us = c->held_due_us = UINT64_MAX;
@@ -590,11 +242,10 @@ kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, ui
         return s;
     }
     limit_tenants(c);
-    set_movers(c);
-    log_calibration(c);
-    log_exchanges(c);
+    core_set_movers(c);
+    core_log_links(c);
     c->step_due = pool_adopted(c->pool)->adopted; /* what came back may be above a quota that was lowered meanwhile */
-    grow_next(c);
+    core_grow(c);
     *ret = c;
     return KVS_OK;
 }
@@ -626,7 +277,7 @@ void core_destroy(core *c)
     if (!c)
         return;
     for (uint32_t i = 0; i < c->n_pieces; i++)
-        host_of(c)->ops->host_unregister(host_of(c), c->pieces[i].address, c->pieces[i].bytes);
+        core_host(c)->ops->host_unregister(core_host(c), c->pieces[i].address, c->pieces[i].bytes);
     if (c->dir)
         directory_destroy(c->dir);
     if (c->pool)
@@ -733,166 +384,11 @@ uint64_t core_tick(core *c, uint64_t now_us)
     c->now_us = now_us;
     if (c->held_due_us <= now_us)
         load_twin_tick(c); /* first: one that is free by now is not overdue */
-    while (c->n_due > 0 && c->due[0]->deadline_us <= now_us)
-        run_overdue(c->due[0]);
+    core_due_run(c);
     if (c->lease_due_us <= now_us)
         c->lease_due_us = directory_expire(c->dir, now_us);
     if (c->step_due)
         c->step_due = directory_step(c->dir);
     core_rest(c);
     return core_next_due(c);
-}
-
-void core_get_work(const core *c, uint32_t i, metrics_work *ret)
-{
-    const core_device *d = &c->devices[i];
-
-    *ret = (metrics_work){0};
-    if (d->load)
-        mover_get_stats(d->load, &ret->load);
-    if (d->store)
-        mover_get_stats(d->store, &ret->store);
-    if (d->decoder)
-        decoder_get_stats(d->decoder, &ret->compute);
-}
-
-static uint64_t longest(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-static void add_moved(mover_stats *to, const mover_stats *s)
-{
-    to->jobs += s->jobs;
-    to->blocks += s->blocks;
-    to->bytes += s->bytes;
-    to->kernel_bytes += s->kernel_bytes;
-    to->exchange_failed += s->exchange_failed;
-    to->busy_us += s->busy_us;
-    to->failed += s->failed;
-    to->queued += s->queued;
-    to->oldest_us = longest(to->oldest_us, s->oldest_us);
-    for (uint32_t p = 0; p < MOVER_PATHS; p++) {
-        to->path[p].blocks += s->path[p].blocks;
-        to->path[p].bytes += s->path[p].bytes;
-        to->path[p].busy_us += s->path[p].busy_us;
-    }
-}
-
-void core_get_all_work(const core *c, metrics_work *ret)
-{
-    *ret = (metrics_work){0};
-    for (uint32_t i = 0; i < c->n_devices; i++) {
-        metrics_work w;
-
-        core_get_work(c, i, &w);
-        add_moved(&ret->load, &w.load);
-        add_moved(&ret->store, &w.store);
-        ret->compute.jobs += w.compute.jobs;
-        ret->compute.calls += w.compute.calls;
-        ret->compute.busy_us += w.compute.busy_us;
-        ret->compute.failed += w.compute.failed;
-        ret->compute.queued += w.compute.queued;
-        ret->compute.oldest_us = longest(ret->compute.oldest_us, w.compute.oldest_us);
-    }
-}
-
-static bool is_stuck(const core *c)
-{
-    metrics_work w;
-
-    core_get_all_work(c, &w);
-    if (longest(longest(w.load.oldest_us, w.store.oldest_us), w.compute.oldest_us) > CORE_STUCK_US)
-        return true;
-    return beat_oldest(BEAT_IN_CALL).us > CORE_STUCK_US; /* the pinner's, too */
-}
-
-uint32_t core_health(const core *c, uint32_t *ret_reasons)
-{
-    uint32_t why = 0;
-
-    why |= core_is_ready(c) ? 0 : HEALTH_NO_PIECE;
-    why |= c->grow_failed ? HEALTH_PIECE_FAILED : 0;
-    why |= is_stuck(c) ? HEALTH_STUCK : 0;
-    why |= c->lost != KVS_OK ? HEALTH_DEVICE_LOST : 0;
-    why |= c->draining || c->paused ? HEALTH_DRAINS : 0;
-    why |= c->old_config ? HEALTH_OLD_CONFIG : 0;
-    *ret_reasons = why;
-    if (why & HEALTH_DRAINS)
-        return WIRE_HEALTH_DRAINING;
-    if (why & (HEALTH_PIECE_FAILED | HEALTH_STUCK | HEALTH_DEVICE_LOST | HEALTH_OLD_CONFIG))
-        return WIRE_HEALTH_DEGRADED;
-    return why ? WIRE_HEALTH_STARTING : WIRE_HEALTH_OK;
-}
-
-/* ---- events ---- */
-
-static bool is_for(const peer *p, const core_event *e)
-{
-    const directory_ns *n;
-
-    if (!(p->watch_mask & (UINT32_C(1) << e->type)))
-        return false;
-    if (p->tenant == TENANT_ADMIN)
-        return true;
-    n = directory_namespace(p->core->dir, e->ns);
-    return n && tenant_may(p->tenant, n->tenant);
-}
-
-static reply *event_frame(const peer *p, uint32_t n)
-{
-    const core *c = p->core;
-    size_t room = WIRE_event_BYTES + (size_t)n * WIRE_event_item_BYTES;
-    reply *x = malloc(sizeof(*x) + WIRE_HEADER_BYTES + room);
-    wire_event head = {.seq = p->watch_seq + 1, .lost = p->watch_lost, .n = n};
-    wire_header h = {.op = WIRE_EVENT, .id = p->watch_id, .body_len = (uint32_t)room};
-    wire_out o;
-
-    if (!x)
-        return NULL;
-    *x = (reply){.len = WIRE_HEADER_BYTES + room};
-    o = (wire_out){x->bytes + WIRE_HEADER_BYTES, 0, room, false};
-    wire_header_encode(&h, x->bytes);
-    wire_put_event(&o, &head);
-    for (uint32_t i = 0; i < c->n_events; i++) {
-        const core_event *e = &c->events[i];
-        wire_event_item item = {.type = e->type, .ns = e->ns, .depth = e->depth, .cause = e->cause};
-
-        if (!is_for(p, e))
-            continue;
-        memcpy(item.key, e->key, sizeof(item.key));
-        wire_put_event_item(&o, &item);
-    }
-    return x;
-}
-
-static void send_events(peer *p)
-{
-    uint32_t n = 0;
-    reply *x = NULL;
-
-    for (uint32_t i = 0; i < p->core->n_events; i++)
-        n += is_for(p, &p->core->events[i]);
-    if (n == 0)
-        return;
-    if (p->ops->out_bytes(p->ud) < (uint64_t)p->core->config->out_high_bytes)
-        x = event_frame(p, n);
-    if (!x) {
-        p->watch_lost += n;
-        return;
-    }
-    p->watch_seq++;
-    p->ops->send(p->ud, x);
-}
-
-void core_rest(core *c)
-{
-    if (c->shrinks)
-        resize_next(c);
-    if (c->n_events == 0)
-        return;
-    for (peer *p = c->peers; p; p = p->next)
-        if (p->watch_mask && !p->gone)
-            send_events(p);
-    c->n_events = 0;
 }

@@ -1,8 +1,8 @@
 #ifndef KVS_DAEMON_CORE_H
 #define KVS_DAEMON_CORE_H
 
-/* The inside of the request layer, shared by request.c, core.c, peer.c and the op_*.c files; nobody else
- * includes it.
+/* The inside of the request layer, shared by request.c, core.c, peer.c, the op_*.c files and those named below; nobody
+ * else includes it.
  *
  * Knows everything request.h hides.  Loop thread only.
  * Ownership: a request belongs to its peer from admission to request_end; memory got by request_alloc goes
@@ -90,6 +90,7 @@ struct request {
     uint64_t id, deadline_us; /* absolute */
     uint64_t came_ns;         /* for the latency, on the real clock */
     uint64_t cost_bytes;      /* drawn on the peer's credit */
+    uint64_t held_bytes;      /* memory: chunks and reply */
     reply *reply;             /* reserved; NULL once sent */
     size_t room;              /* payload bytes it can take */
     wire_out payload;
@@ -151,6 +152,7 @@ struct peer {
     request *table[PEER_BUCKETS];
     uint32_t n_in_flight, n_data, n_control, n_out;
     uint64_t bytes_in_flight, import_bytes;
+    uint64_t request_bytes; /* memory that its requests hold */
     region_seat *seats;
     uint32_t n_seats, n_tasks; /* tasks on the pinner that belong to it */
     uint32_t watch_mask;
@@ -244,11 +246,12 @@ struct core {
     uint64_t next_conn_id;
     region *regions;
     uint32_t next_region, n_regions;
-    uint64_t region_bytes; /* daemon regions, those being made and unmapped included */
-    uint64_t import_bytes; /* of all peers */
-    uint32_t n_requests;   /* out */
-    uint32_t n_tasks;      /* on the pinner, but for the arena's growth */
-    request **due;         /* heap by deadline */
+    uint64_t region_bytes;  /* daemon regions, those being made and unmapped included */
+    uint64_t import_bytes;  /* of all peers */
+    uint64_t request_bytes; /* memory that requests hold, of all peers */
+    uint32_t n_requests;    /* out */
+    uint32_t n_tasks;       /* on the pinner, but for the arena's growth */
+    request **due;          /* heap by deadline */
     size_t n_due, cap_due;
     uint64_t lease_due_us;
     exchange_reach reach[WIRE_MAX_DEVICES][WIRE_MAX_DEVICES];
@@ -256,6 +259,7 @@ struct core {
     bool may_exchange[WIRE_MAX_DEVICES];                    /* with any other */
     struct load *held;                                      /* load_twin.c */
     uint64_t held_due_us;                                   /* to look at those that are held */
+    const persist *memory;                                  /* borrowed; NULL: the pool's own */
     pinner_task grow;
     core_piece growing, *pieces; /* registered */
     int32_t numa_node;           /* that new pieces come from; KVS_NODE_ANY */
@@ -275,17 +279,34 @@ struct core {
 
 /* The device of a region, and its workers. */
 core_device *core_device_of(core *c, const region *g);
+/* health.c */
 void core_get_work(const core *c, uint32_t i, metrics_work *ret);
 void core_get_all_work(const core *c, metrics_work *ret); /* sums; the oldest of all */
 
-/* Every way into the core from outside ends with this: events go out. */
+/* events.c.  Every way into the core from outside ends with core_rest: events go out. */
+void core_on_event(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32]);
 void core_rest(core *c);
+
+/* growth.c */
+device *core_host(const core *c); /* which registers host memory: once is good for all devices */
+void core_grow(core *c);          /* by the next piece, if there is one and nothing else is under way */
+void core_resize(core *c);        /* towards the size that the configuration has now, likewise */
+
+/* links.c */
+void core_introduce_devices(core *c); /* to one another, before any memory is made */
+void core_set_movers(core *c);
+void core_log_links(const core *c);
+void core_share_link(const core *c, uint32_t tenant, uint32_t share);
+void core_present(core *c, uint32_t by); /* one more tenant has clients now, or one less */
+
+/* deadlines.c */
+kvs_status core_due_add(core *c, request *r);
+void core_due_remove(core *c, request *r);
+void core_due_run(core *c); /* those that have passed */
+
 void core_note_status(core *c, kvs_status s); /* E_DEVICE_LOST is remembered */
 /* Run `t` on the pinner; after core_stop in place, its on_done posted to the sink. */
 void core_task(core *c, pinner_task *t, bool urgent);
-void core_present(core *c, uint32_t by); /* one more tenant has clients now, or one less */
-kvs_status core_due_add(core *c, request *r);
-void core_due_remove(core *c, request *r);
 uint32_t core_max_keys(const core *c);
 
 void load_twin_tick(core *c); /* LOADs that are held back for their twins */

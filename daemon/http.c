@@ -37,8 +37,9 @@ struct http {
     door doors[N_DOORS];
     uint32_t n_doors;
     board *board;
-    pthread_mutex_t lock; /* of places */
+    pthread_mutex_t lock; /* of places and said */
     place places[N_DOORS * HTTP_PLACES];
+    char said[128]; /* the library's latest complaint: it gives its reasons by the log only */
 };
 
 /* ---- sockets ---- */
@@ -47,6 +48,7 @@ static kvs_status open_tcp(http *h, const struct sockaddr *a, socklen_t len, con
                            kvs_err *err)
 {
     const int on = 1;
+    kvs_status s;
     int fd = socket(a->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     if (fd >= 0) {
@@ -63,20 +65,24 @@ static kvs_status open_tcp(http *h, const struct sockaddr *a, socklen_t len, con
             (void)close(fd);
         return KVS_OK;
     }
-    (void)kvs_fail(err, errno == EADDRINUSE ? KVS_E_BUSY : KVS_E_SYS, "metrics.port: %s: %s", name, strerror(errno));
+    s = kvs_fail(err, errno == EADDRINUSE ? KVS_E_BUSY : KVS_E_SYS, "metrics.port: %s: %s", name, strerror(errno));
     if (fd >= 0)
         (void)close(fd);
-    return errno == EADDRINUSE ? KVS_E_BUSY : KVS_E_SYS;
+    return s;
 }
 
 static kvs_status open_port(http *h, uint16_t port, kvs_err *err)
 {
     struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons(port), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
-    kvs_status s = open_tcp(h, (const struct sockaddr *)&v4, sizeof v4, "127.0.0.1", false, err);
+    char name[32];
+    kvs_status s;
 
+    (void)snprintf(name, sizeof name, "127.0.0.1:%u", port);
+    s = open_tcp(h, (const struct sockaddr *)&v4, sizeof v4, name, false, err);
+    (void)snprintf(name, sizeof name, "[::1]:%u", port);
     if (s == KVS_OK)
-        s = open_tcp(h, (const struct sockaddr *)&v6, sizeof v6, "::1", true, err);
+        s = open_tcp(h, (const struct sockaddr *)&v6, sizeof v6, name, true, err);
     return s;
 }
 
@@ -305,11 +311,14 @@ static enum MHD_Result on_request(void *ud, struct MHD_Connection *c, const char
 
 __attribute__((format(printf, 2, 0))) static void on_log(void *ud, const char *fmt, va_list ap)
 {
+    http *h = ud;
     char text[256], quoted[512];
 
-    (void)ud;
     (void)vsnprintf(text, sizeof text, fmt, ap);
     text[strcspn(text, "\n")] = '\0';
+    (void)pthread_mutex_lock(&h->lock);
+    (void)snprintf(h->said, sizeof h->said, "%.127s", text);
+    (void)pthread_mutex_unlock(&h->lock);
     log_event(LOG_LEVEL_DEBUG, "http", " msg=%s", log_quote(quoted, sizeof quoted, text, strlen(text)));
 }
 
@@ -322,14 +331,18 @@ static kvs_status start_door(door *d, kvs_err *err)
     (void)sigfillset(&all); /* the new thread inherits it: signals belong to the loop */
     (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     d->mhd = MHD_start_daemon(MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_ERROR_LOG, 0, NULL, NULL,
-                              on_request, d, MHD_OPTION_EXTERNAL_LOGGER, on_log, NULL, MHD_OPTION_LISTEN_SOCKET, d->fd,
-                              MHD_OPTION_CONNECTION_LIMIT, (unsigned)HTTP_PLACES, MHD_OPTION_CONNECTION_TIMEOUT,
+                              on_request, d, MHD_OPTION_EXTERNAL_LOGGER, on_log, d->http, MHD_OPTION_LISTEN_SOCKET,
+                              d->fd, MHD_OPTION_CONNECTION_LIMIT, (unsigned)HTTP_PLACES, MHD_OPTION_CONNECTION_TIMEOUT,
                               (unsigned)HTTP_IDLE_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)MEMORY_LIMIT,
                               MHD_OPTION_NOTIFY_CONNECTION, on_connection, d, MHD_OPTION_END);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (d->mhd == NULL)
-        return kvs_fail(err, KVS_E_SYS, "metrics: the HTTP server does not start");
-    return KVS_OK;
+    if (d->mhd != NULL)
+        return KVS_OK;
+    (void)pthread_mutex_lock(&d->http->lock);
+    (void)kvs_fail(err, KVS_E_SYS, "metrics: the HTTP server does not start: %s",
+                   d->http->said[0] != '\0' ? d->http->said : "its library does not say why");
+    (void)pthread_mutex_unlock(&d->http->lock);
+    return KVS_E_SYS;
 }
 
 kvs_status http_start(http *h, board *b, kvs_err *err)

@@ -261,7 +261,9 @@ static kvs_status check_cap(const directory *d, const lease *l, uint64_t max_byt
     uint64_t held = directory_tenant_leased(d, l->tenant), more = added_bytes(d, l);
 
     if (held > max_bytes || more > max_bytes - held)
-        return kvs_fail(err, KVS_E_LIMIT, "leases: %llu bytes wanted, the tenant holds %llu of %llu",
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "leases: %llu bytes wanted, the tenant holds %llu of %llu (lease.max_percent of the pool, or "
+                        "its own lease_max_percent)",
                         (unsigned long long)more, (unsigned long long)held, (unsigned long long)max_bytes);
     return KVS_OK;
 }

@@ -18,6 +18,33 @@ static kvs_status fail_sys(kvs_err *err, const char *what, const char *path)
     return kvs_fail(err, KVS_E_SYS, "%s %s: %s", what, path, strerror(e));
 }
 
+/* What is wrong with the folder of `path`, by errno, and what helps. */
+static kvs_status fail_folder(kvs_err *err, const char *path)
+{
+    int e = errno;
+
+    if (e == ENOENT)
+        return kvs_fail(err, KVS_E_SYS,
+                        "folder of socket %s: No such file or directory; make it (systemd-tmpfiles --create does, for "
+                        "the default), or choose another path",
+                        path);
+    if (e == EACCES || e == EPERM || e == EROFS)
+        return kvs_fail(err, KVS_E_SYS, "folder of socket %s: %s; user %u must be able to make files in it", path,
+                        strerror(e), (unsigned)geteuid());
+    errno = e;
+    return fail_sys(err, "folder of socket", path);
+}
+
+/* May we make files where `path` is?  False: errno says why. */
+static bool folder_is_open(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char folder[LISTEN_PATH_MAX + 3];
+
+    (void)snprintf(folder, sizeof folder, "%.*s.", slash != NULL ? (int)(slash + 1 - path) : 0, path);
+    return faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) == 0;
+}
+
 static kvs_status check_path(const char *path, kvs_err *err)
 {
     size_t len = strlen(path);
@@ -54,14 +81,14 @@ static kvs_status take_lock(listen_socket *l, kvs_err *err)
     for (int i = 0; i < LOCK_TRIES; i++) {
         int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
 
-        if (fd < 0 && errno == ENOENT)
-            return kvs_fail(
-                err, KVS_E_SYS,
-                "folder of socket %s: No such file or directory; make it (systemd-tmpfiles --create does, for "
-                "the default), or choose another path",
-                l->path);
-        if (fd < 0)
+        if (fd < 0) {
+            int e = errno;
+
+            if (!folder_is_open(l->path))
+                return fail_folder(err, l->path);
+            errno = e;
             return fail_sys(err, "lock file", path);
+        }
         if (fcntl(fd, F_OFD_SETLK, &whole) != 0) {
             int e = errno;
 
@@ -178,20 +205,14 @@ static kvs_status fill_address(const char *path, struct sockaddr_un *ret, kvs_er
 
 kvs_status listen_check(const char *path, kvs_err *err)
 {
-    char folder[LISTEN_PATH_MAX + 1];
     struct sockaddr_un a;
     bool stale;
     kvs_status s = fill_address(path, &a, err);
-    char *slash;
 
     if (s != KVS_OK)
         return s;
-    (void)snprintf(folder, sizeof folder, "%s", path);
-    slash = strrchr(folder, '/');
-    if (slash != NULL)
-        slash[slash == folder] = '\0';
-    if (access(slash != NULL ? folder : ".", W_OK | X_OK) != 0)
-        return fail_sys(err, "folder of socket", path);
+    if (!folder_is_open(path))
+        return fail_folder(err, path);
     return look_there(&a, &stale, err);
 }
 

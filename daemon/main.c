@@ -5,14 +5,10 @@
  *
  * A second TERM ends DRAINING at once, a third one CLOSING. */
 
-#include <fcntl.h>
-#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <uv.h>
 
@@ -21,15 +17,16 @@
 #include "daemon/beat.h"
 #include "daemon/board.h"
 #include "daemon/conn.h"
+#include "daemon/devices.h"
 #include "daemon/http.h"
 #include "daemon/log.h"
 #include "daemon/mailbox.h"
 #include "daemon/notify.h"
 #include "daemon/options.h"
+#include "daemon/process.h"
 #include "daemon/report.h"
 #include "daemon/request.h"
 #include "daemon/server.h"
-#include "kernels/device_cuda.h"
 
 enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024, NOTE_BYTES = 256, HEARTBEAT_MS = 2000 };
 
@@ -55,8 +52,7 @@ typedef struct app {
     char note[NOTE_BYTES]; /* what is wrong with the file; "": nothing */
     bool has_signals;
     persist memory; /* the pool's */
-    device *devices[WIRE_MAX_DEVICES];
-    uint32_t n_devices;
+    devices devices;
     mailbox *mailbox;
     server *server;
     core *core;
@@ -398,6 +394,7 @@ static void apply_config(app *a, const config *next, const char *changed, const 
     log_set_level(level_of(a->config.log_level));
     core_configured(a->core);
     server_configured(a->server);
+    process_check_memory(&a->config);
     log_event(LOG_LEVEL_INFO, "reloaded", " file=%s changed=%s needs_restart=%s", a->options.config_path,
               changed[0] != '\0' ? changed : "-", kept[0] != '\0' ? kept : "-");
 }
@@ -500,125 +497,7 @@ static void start_signals(app *a)
     hold_signals(SIG_UNBLOCK);
 }
 
-/* ---- the process ---- */
-/* A descriptor 0, 1 or 2 that is not there would become a socket, and log lines would go to a client. */
-static void fill_standard_fds(void)
-{
-    int fd;
-
-    do
-        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    while (fd >= 0 && fd <= STDERR_FILENO);
-    if (fd >= 0)
-        (void)close(fd);
-}
-
-static void raise_fd_limit(void)
-{
-    struct rlimit lim;
-
-    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur >= lim.rlim_max)
-        return;
-    lim.rlim_cur = lim.rlim_max;
-    (void)setrlimit(RLIMIT_NOFILE, &lim);
-}
-
-/* The journal says in the environment which stream is its own. */
-static bool logs_to_journal(void)
-{
-    const char *stream = getenv("JOURNAL_STREAM");
-    unsigned long long dev, ino;
-    struct stat st;
-
-    return stream != NULL && sscanf(stream, "%llu:%llu", &dev, &ino) == 2 && fstat(STDERR_FILENO, &st) == 0 &&
-           st.st_dev == dev && st.st_ino == ino;
-}
-
-/* Requests of some hundred keys come and go: what they free is for the next one, not for the kernel, which would clear each
- * page anew. */
-static void keep_memory(void)
-{
-    (void)mallopt(M_MMAP_THRESHOLD, 4 << 20);
-    (void)mallopt(M_TRIM_THRESHOLD, 16 << 20);
-    (void)mallopt(M_TOP_PAD, 1 << 20);
-}
-
 /* ---- start ---- */
-static void log_device(const device *d)
-{
-    device_about about = {0};
-    char text[2 * sizeof about.name];
-
-    d->ops->about(d, &about);
-    log_event(LOG_LEVEL_INFO, "device", " kind=%s name=%s bytes=%llu idle_bytes=%llu numa_node=%d", d->ops->name,
-              log_quote(text, sizeof text, about.name, strlen(about.name)), (unsigned long long)about.total_bytes,
-              (unsigned long long)about.idle_bytes, (int)about.numa_node);
-}
-
-/* Some drivers count what they pin against this limit, and then say only that it failed. */
-static void check_lock_limit(const config *c)
-{
-    struct rlimit lim;
-
-    if (getrlimit(RLIMIT_MEMLOCK, &lim) != 0)
-        return;
-    if (lim.rlim_cur < lim.rlim_max) {
-        lim.rlim_cur = lim.rlim_max;
-        (void)setrlimit(RLIMIT_MEMLOCK, &lim);
-    }
-    if (lim.rlim_cur != RLIM_INFINITY && lim.rlim_cur < (rlim_t)c->pool_max_bytes)
-        log_event(LOG_LEVEL_WARN, "lock_limit",
-                  " bytes=%llu pool_max_bytes=%lld hint=\"LimitMEMLOCK=infinity in the unit, or ulimit -l unlimited\"",
-                  (unsigned long long)lim.rlim_cur, (long long)c->pool_max_bytes);
-}
-
-/* Every GPU that this process sees (CUDA_VISIBLE_DEVICES chooses).  One that cannot be used is left out, unless the
- * configuration insists on GPUs. */
-static kvs_status open_gpus(app *a, bool insists, kvs_err *err)
-{
-    char text[2 * KVS_ERR_MSG_BYTES];
-    uint32_t n = 0;
-    kvs_status s = device_cuda_count(&n, err);
-
-    for (uint32_t i = 0; i < n && s == KVS_OK && a->n_devices < WIRE_MAX_DEVICES; i++) {
-        device **d = &a->devices[a->n_devices];
-
-        s = device_cuda_open(d, i, err);
-        if (s == KVS_OK) {
-            log_device(*d);
-            a->n_devices++;
-        } else if (!insists && (i + 1 < n || a->n_devices > 0)) {
-            log_event(LOG_LEVEL_WARN, "device_left_out", " ordinal=%u reason=%s", i,
-                      log_quote(text, sizeof text, err->msg, strlen(err->msg)));
-            s = KVS_OK;
-        }
-    }
-    return s;
-}
-
-static kvs_status open_devices(app *a, kvs_err *err)
-{
-    bool insists = strcmp(a->config.device_kind, "cuda") == 0;
-    char text[2 * KVS_ERR_MSG_BYTES];
-    kvs_err why = {0};
-    kvs_status s;
-
-    if (strcmp(a->config.device_kind, "cpu") != 0) {
-        s = open_gpus(a, insists, &why);
-        if (s == KVS_OK) {
-            check_lock_limit(&a->config);
-            return s;
-        }
-        if (insists) /* a machine may have its driver at a later start */
-            return kvs_fail(err, KVS_E_SYS, "device.kind: cuda: %s", why.msg);
-        log_event(LOG_LEVEL_INFO, "device", " kind=cpu reason=%s",
-                  log_quote(text, sizeof text, why.msg, strlen(why.msg)));
-    }
-    s = device_cpu_open(&a->devices[0], err);
-    a->n_devices = s == KVS_OK;
-    return s;
-}
-
 /* What an earlier life left, or new memory, which the service manager is given at once: from then on a kill loses nothing
  * that was acknowledged. */
 static kvs_status open_memory(app *a, int arena, int table, kvs_err *err)
@@ -670,14 +549,14 @@ static kvs_status start(app *a, kvs_err *err)
     s = open_server(a, err);
     if (s == KVS_OK) {
         open_metrics(a);
-        s = open_devices(a, err);
+        s = devices_open(&a->devices, &a->config, err);
     }
     if (s == KVS_OK)
         s = open_memory(a, arena, table, err);
     if (s == KVS_OK)
         s = mailbox_create(&a->mailbox, &a->loop, err);
     if (s == KVS_OK)
-        s = core_create_on(&a->core, &a->config, a->devices, a->n_devices, mailbox_sink(a->mailbox), &a->memory,
+        s = core_create_on(&a->core, &a->config, a->devices.dev, a->devices.n, mailbox_sink(a->mailbox), &a->memory,
                            conn_now_us(), err);
     if (s == KVS_OK) {
         core_set_edge(a->core, &a->edge);
@@ -727,8 +606,7 @@ static void take_down(app *a)
     board_destroy(a->board);
     close_handles(a);
     notify_close(&a->notify);
-    for (uint32_t i = 0; i < a->n_devices; i++)
-        a->devices[i]->ops->close(a->devices[i]);
+    devices_close(&a->devices);
     persist_close(&a->memory);
 }
 
@@ -747,6 +625,7 @@ static int run(app *a)
               a->config.device_kind);
     if (a->options.config_path == NULL)
         log_event(LOG_LEVEL_WARN, "no_config_file", " path=%s msg=\"built-in defaults\"", OPTIONS_DEFAULT_CONFIG);
+    process_check_memory(&a->config);
     notify_open(&a->notify);
     notify_status(&a->notify, "starting");
     if (start(a, &err) == KVS_OK) {
@@ -765,7 +644,7 @@ static int serve(app *a)
 {
     kvs_err err = {0};
 
-    log_open(LOG_LEVEL_INFO, logs_to_journal());
+    log_open(LOG_LEVEL_INFO, process_logs_to_journal());
     metrics_edge_init(&a->edge);
     if (accepted_config(&a->options, &a->config, &a->old_config, &err) != KVS_OK) {
         log_failure("config_refused", &err);
@@ -778,8 +657,8 @@ static int serve(app *a)
         (void)snprintf(a->note, sizeof a->note, "%.200s", err.msg);
     }
     log_set_level(level_of(a->config.log_level));
-    raise_fd_limit();
-    keep_memory();
+    process_raise_fds();
+    process_keep_memory();
     (void)signal(SIGPIPE, SIG_IGN);
     (void)signal(SIGUSR1, SIG_IGN); /* they mean nothing here, and must not kill */
     (void)signal(SIGUSR2, SIG_IGN);
@@ -854,7 +733,7 @@ int main(int argc, char **argv)
     int code;
 
     hold_signals(SIG_BLOCK);
-    fill_standard_fds();
+    process_fill_fds();
     a = calloc(1, sizeof *a); /* two configurations of paths: not for the stack */
     if (a == NULL)
         return EXIT_CODE_SYSTEM;

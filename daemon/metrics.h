@@ -139,7 +139,7 @@ typedef struct metrics_snapshot {
     bool ready, draining, device_lost, growing, piece_failed;
     uint32_t n_pieces, n_namespaces, n_regions, n_clients, n_admins, n_requests;
     pool_bytes pool;
-    uint64_t region_bytes, max_region_bytes, import_bytes;
+    uint64_t region_bytes, max_region_bytes, import_bytes, request_bytes;
     directory_stats dir;
     metrics_counts counts;
     metrics_edge edge;

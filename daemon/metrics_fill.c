@@ -122,6 +122,7 @@ void metrics_fill(const core *c, uint64_t now_us, metrics_snapshot *s)
     s->n_clients = c->n_clients;
     s->n_admins = c->n_admins;
     s->n_requests = c->n_requests;
+    s->request_bytes = c->request_bytes;
     s->region_bytes = c->region_bytes;
     s->max_region_bytes = (uint64_t)c->config->device_max_region_bytes;
     s->import_bytes = c->import_bytes;

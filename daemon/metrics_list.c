@@ -384,6 +384,7 @@ static void walk_requests(const walk *w, const metrics_snapshot *s)
 
     counter_of(w, "kvstride_requests_received_total", "Requests that came: answered or in flight.", whole(m->received));
     gauge_of(w, "kvstride_requests_in_flight", "Requests without an answer so far.", whole(m->in_flight));
+    gauge_of(w, "kvstride_requests_memory_bytes", "Memory that those in flight hold.", whole(s->request_bytes));
     counter(w, "kvstride_requests_total", "Requests answered, by op and status; E_PARTIAL: see the items.");
     for (uint32_t op = 0; op < METRICS_OPS; op++)
         put_answers(w, (uint16_t)op, m->by[op]);

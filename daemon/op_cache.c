@@ -1,6 +1,7 @@
 #include "daemon/core.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "daemon/log.h"
@@ -133,7 +134,21 @@ kvs_status op_release(request *r, wire_in *in, kvs_err *err)
 
 /* ---- residency ---- */
 
-static kvs_status each_key(request *r, wire_in *in, kvs_err *err,
+/* What the operator takes out by hand is missed later, and then somebody asks the log.  Clients do it as part of their work. */
+static enum log_level level_of(const request *r)
+{
+    return r->peer->info.is_admin ? LOG_LEVEL_INFO : LOG_LEVEL_DEBUG;
+}
+
+static const char *ns_word(char *buf, size_t cap, uint32_t ns)
+{
+    if (ns == WIRE_NONE32)
+        return "all";
+    (void)snprintf(buf, cap, "%" PRIu32, ns);
+    return buf;
+}
+
+static kvs_status each_key(request *r, wire_in *in, kvs_err *err, const char *event,
                            kvs_status (*f)(core *c, uint32_t ns, const uint8_t key[32]))
 {
     const directory_ns *ns;
@@ -165,6 +180,8 @@ static kvs_status each_key(request *r, wire_in *in, kvs_err *err,
     wire_put_pad8(o);
     wire_put_key_rep(&(wire_out){o->base, 0, WIRE_key_rep_BYTES, false}, &rep);
     r->peer->core->step_due = true;
+    log_event(level_of(r), event, " ns=%" PRIu32 " keys=%u done=%u conn=%" PRIu64 " uid=%u pid=%d", q.ns, rep.n,
+              rep.n_ok, r->peer->conn_id, (unsigned)r->peer->info.uid, (int)r->peer->info.pid);
     return rep.n_ok == rep.n ? KVS_OK : KVS_E_PARTIAL;
 }
 
@@ -194,17 +211,17 @@ static kvs_status drop_key(core *c, uint32_t ns, const uint8_t key[32])
 
 kvs_status op_pin(request *r, wire_in *in, kvs_err *err)
 {
-    return each_key(r, in, err, pin_key);
+    return each_key(r, in, err, "pin", pin_key);
 }
 
 kvs_status op_unpin(request *r, wire_in *in, kvs_err *err)
 {
-    return each_key(r, in, err, unpin_key);
+    return each_key(r, in, err, "unpin", unpin_key);
 }
 
 kvs_status op_drop(request *r, wire_in *in, kvs_err *err)
 {
-    return each_key(r, in, err, drop_key);
+    return each_key(r, in, err, "drop", drop_key);
 }
 
 static void reset_regions(core *c, uint32_t tenant, uint32_t ns)
@@ -220,6 +237,7 @@ kvs_status op_reset(request *r, wire_in *in, kvs_err *err)
     wire_reset_req q;
     wire_reset_rep rep;
     directory_reset_result res = {0};
+    char word[16];
     kvs_status s;
 
     wire_get_reset_req(in, &q);
@@ -235,6 +253,11 @@ kvs_status op_reset(request *r, wire_in *in, kvs_err *err)
     r->peer->core->step_due = true;
     rep = (wire_reset_rep){res.dropped, res.aborted, res.kept, res.leases};
     wire_put_reset_rep(request_out(r), &rep);
+    log_event(level_of(r), "reset",
+              " ns=%s dropped=%" PRIu64 " aborted=%" PRIu64 " kept=%" PRIu64 " leases=%" PRIu64 " conn=%" PRIu64
+              " uid=%u pid=%d",
+              ns_word(word, sizeof word, q.ns), rep.dropped, rep.aborted, rep.kept, rep.leases, r->peer->conn_id,
+              (unsigned)r->peer->info.uid, (int)r->peer->info.pid);
     /* What was kept is still served: "done" would be a lie. */
     return rep.kept == 0 ? KVS_OK : KVS_E_PARTIAL;
 }

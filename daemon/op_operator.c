@@ -1,6 +1,9 @@
 #include "daemon/core.h"
 
+#include <inttypes.h>
+
 #include "config/json.h"
+#include "daemon/log.h"
 
 /* What only the operator may ask for: RELOAD, DRAIN. */
 
@@ -59,5 +62,7 @@ kvs_status op_drain(request *r, wire_in *in, kvs_err *err)
     if (s != KVS_OK)
         return s;
     r->peer->core->paused = q.on == 1;
+    log_event(LOG_LEVEL_INFO, "drain", " on=%u conn=%" PRIu64 " uid=%u pid=%d", q.on, r->peer->conn_id,
+              (unsigned)r->peer->info.uid, (int)r->peer->info.pid);
     return KVS_OK;
 }

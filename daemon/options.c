@@ -73,7 +73,7 @@ void options_help(FILE *to)
                 "  --print-schema        JSON schema of the configuration\n"
                 "  --print-table         every key with default, range and meaning, in Markdown\n"
                 "  --version\n"
-                "  --help\n"
+                "  --help, -h\n"
                 "\n"
                 "Signals:\n"
                 "  TERM, INT   stop: copies in flight may finish for drain.timeout_ms; a second one: at once\n"
@@ -104,6 +104,8 @@ static kvs_status add_set_text(options *o, const char *text, kvs_err *err)
 
     if (eq == NULL || eq == text)
         return kvs_fail(err, KVS_E_INVALID, "--set %.100s: want KEY=VALUE", text);
+    if (strncmp(text, "tenants", 7) == 0 && strchr("=.[", text[7]) != NULL)
+        return kvs_fail(err, KVS_E_INVALID, "--set %.100s: tenants are read from the file only", text);
     return add_set(o, text, (size_t)(eq - text), eq + 1, err);
 }
 
@@ -125,6 +127,9 @@ static kvs_status take_option(options *o, int opt, const char *word, kvs_err *er
         return add_set_text(o, optarg, err);
     case ':':
         return kvs_fail(err, KVS_E_INVALID, "%.100s: needs a value", word);
+    case 'h':
+        o->action = OPTIONS_HELP;
+        return KVS_OK;
     case '?':
         return kvs_fail(err, KVS_E_INVALID, "%.100s: no such option, or an ambiguous one", word);
     default:
@@ -140,7 +145,7 @@ kvs_status options_parse(options *ret, int argc, char **argv, kvs_err *err)
     *ret = (options){.action = OPTIONS_RUN};
     optind = 0; /* begin anew, also when called twice */
     opterr = 0;
-    while ((opt = getopt_long(argc, argv, "+:", LONG, NULL)) != -1) {
+    while ((opt = getopt_long(argc, argv, "+:h", LONG, NULL)) != -1) {
         kvs_status s = take_option(ret, opt, argv[optind > 0 ? optind - 1 : 0], err);
 
         if (s != KVS_OK)

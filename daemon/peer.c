@@ -92,6 +92,11 @@ bool peer_said_hello(const peer *p)
     return p->hello;
 }
 
+uint64_t peer_conn_id(const peer *p)
+{
+    return p->conn_id;
+}
+
 static void stop_all(peer *p)
 {
     for (request *r = p->requests; r; r = r->next)
@@ -147,7 +152,8 @@ kvs_status peer_ns(const peer *p, uint32_t ns, const directory_ns **ret, kvs_err
     const directory_ns *n = ns == WIRE_NONE32 ? NULL : directory_namespace(p->core->dir, ns);
 
     if (!n || !tenant_may(p->tenant, n->tenant))
-        return kvs_fail(err, KVS_E_NOT_FOUND, "ns: %u is no namespace of this client", ns);
+        return kvs_fail(err, KVS_E_NOT_FOUND, "ns: %u is no namespace of this %s", ns,
+                        p->info.is_admin ? "daemon; 'kvstridectl namespaces' lists them" : "client");
     *ret = n;
     return KVS_OK;
 }

@@ -245,3 +245,19 @@ kvs_status persist_reserve(const persist *m, uint64_t offset, uint64_t bytes, kv
     return kvs_fail(err, errno == ENOSPC ? KVS_E_NO_SPACE : KVS_E_SYS, PERSIST_TABLE ": %llu more bytes: %s",
                     ULL(bytes), strerror(errno));
 }
+
+kvs_status persist_room(const persist *m, uint64_t bytes, kvs_err *err)
+{
+    struct statfs fs;
+    uint64_t left;
+
+    if (m == NULL || !m->bounded || fstatfs(m->arena_fd, &fs) != 0 || fs.f_blocks == 0) /* no blocks: no limit */
+        return KVS_OK;
+    left = (uint64_t)fs.f_bavail * (uint64_t)fs.f_bsize;
+    if (left >= bytes)
+        return KVS_OK;
+    return kvs_fail(err, KVS_E_NO_SPACE,
+                    "pool.path: %llu bytes do not fit its tmpfs of %llu, of which %llu are left; mount it with a size "
+                    "above pool.max_bytes",
+                    ULL(bytes), ULL((uint64_t)fs.f_blocks * (uint64_t)fs.f_bsize), ULL(left));
+}

@@ -44,5 +44,7 @@ uint64_t persist_table_bytes(const persist *m);
 kvs_status persist_fit(persist *m, uint64_t arena_bytes, uint64_t table_bytes, bool keep, kvs_err *err);
 /* The table's pages of this range will not fail to be there.  E_NO_SPACE. */
 kvs_status persist_reserve(const persist *m, uint64_t offset, uint64_t bytes, kvs_err *err);
+/* E_NO_SPACE, with numbers: they lie on a tmpfs that has less than `bytes` left.  m may be NULL. */
+kvs_status persist_room(const persist *m, uint64_t bytes, kvs_err *err);
 
 #endif

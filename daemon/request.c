@@ -70,6 +70,14 @@ const op_row *op_find(uint16_t op)
 
 /* ---- memory ---- */
 
+/* Until it leaves its peer. */
+static void hold(request *r, uint64_t bytes)
+{
+    r->held_bytes += bytes;
+    r->peer->request_bytes += bytes;
+    r->peer->core->request_bytes += bytes;
+}
+
 void *request_alloc(request *r, uint64_t n, size_t size)
 {
     request_chunk *c;
@@ -79,6 +87,7 @@ void *request_alloc(request *r, uint64_t n, size_t size)
     c = calloc(1, sizeof(*c) + (size_t)n * size);
     if (!c)
         return NULL;
+    hold(r, sizeof(*c) + n * size);
     c->next = r->chunks;
     r->chunks = c;
     return c->bytes;
@@ -107,6 +116,7 @@ static kvs_status reserve(request *r, uint64_t payload, kvs_err *err)
     if (!r->reply)
         *x = (reply){0};
     r->reply = x;
+    hold(r, payload + 8 > r->room ? payload + 8 - r->room : 0);
     r->room = payload + 8;
     /* The payload is written behind the longest message and moved up when the message is known. */
     r->payload.base = x->bytes + REPLY_HEAD_BYTES;
@@ -162,7 +172,9 @@ kvs_status request_charge(request *r, uint64_t bytes, kvs_err *err)
     uint64_t most = (uint64_t)p->core->config->credit_bytes;
 
     if (bytes > most)
-        return kvs_fail(err, KVS_E_LIMIT, "request: %" PRIu64 " bytes are above the credit of %" PRIu64, bytes, most);
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "request: %" PRIu64 " bytes are above the credit of %" PRIu64 " (limits.credit_bytes)", bytes,
+                        most);
     if (bytes > most - (p->bytes_in_flight < most ? p->bytes_in_flight : most))
         return kvs_fail(err, KVS_E_BUSY, "credit: %" PRIu64 " bytes in flight and %" PRIu64 " more are above %" PRIu64,
                         p->bytes_in_flight, bytes, most);
@@ -235,6 +247,8 @@ static void leave(request *r)
     p->n_data -= r->row->credit == CREDIT_DATA;
     p->n_control -= r->row->credit == CREDIT_CONTROL;
     p->bytes_in_flight -= r->cost_bytes;
+    p->request_bytes -= r->held_bytes;
+    p->core->request_bytes -= r->held_bytes;
 }
 
 static void request_free(request *r)
@@ -433,6 +447,20 @@ static kvs_status check_core(const peer *p, const op_row *row, kvs_err *err)
     return KVS_OK;
 }
 
+/* A client alone cannot take what all need: who holds less than an equal part goes on. */
+static kvs_status check_memory(const peer *p, const op_row *row, kvs_err *err)
+{
+    const core *c = p->core;
+    const uint64_t most = (uint64_t)c->config->memory_bytes, clients = c->n_clients > 0 ? c->n_clients : 1;
+
+    if (row->credit != CREDIT_DATA || p->info.is_admin || c->request_bytes < most || p->request_bytes < most / clients)
+        return KVS_OK;
+    return kvs_fail(err, KVS_E_BUSY,
+                    "limits.memory_bytes: requests in flight hold %" PRIu64 " bytes, %" PRIu64
+                    " of them this client's, above %" PRIu64 " for %" PRIu64 " clients",
+                    c->request_bytes, p->request_bytes, most, clients);
+}
+
 static uint64_t deadline_of(const core *c, uint64_t asked_us)
 {
     uint64_t most = (uint64_t)c->config->max_deadline_ms * 1000;
@@ -461,6 +489,7 @@ static kvs_status request_new(peer *p, const op_row *row, frame *f, uint64_t cam
         return s;
     }
     enter(r);
+    hold(r, sizeof(*r));
     *ret = r;
     return KVS_OK;
 }
@@ -544,6 +573,8 @@ static kvs_status dispatch(peer *p, frame *f, kvs_err *err)
     s = check_peer(p, row, &f->head, err);
     if (s == KVS_OK)
         s = check_core(p, row, err);
+    if (s == KVS_OK)
+        s = check_memory(p, row, err);
     if (s == KVS_OK)
         s = serve(p, row, f, came_ns, err);
     if (s == KVS_OK)

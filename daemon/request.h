@@ -124,6 +124,7 @@ kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const
 kvs_status peer_request(peer *p, frame *f, uint64_t now_us, kvs_err *err);
 uint32_t peer_in_flight(const peer *p); /* requests that have no reply yet */
 bool peer_said_hello(const peer *p);
+uint64_t peer_conn_id(const peer *p); /* 1.., what HELLO told the client and what lists and the log call it */
 /* It is to be closed soon: jobs that have not begun are answered E_CANCELLED, those that run go on to their end. */
 void peer_dismiss(peer *p);
 /* The connection is gone: jobs that wait are dropped, those that run are waited for, then regions are

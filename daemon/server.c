@@ -457,6 +457,19 @@ static kvs_status open_listeners(server *s, kvs_err *err)
     return st;
 }
 
+/* Better known before the first one is turned away. */
+static void warn_of_few_descriptors(const server *s)
+{
+    const config *c = s->cfg.config;
+    struct rlimit lim;
+
+    if ((uint64_t)s->max_fd >= (uint64_t)c->max_clients * c->n_tenants || getrlimit(RLIMIT_NOFILE, &lim) != 0)
+        return;
+    log_event(LOG_LEVEL_WARN, "few_descriptors",
+              " limit=%llu max_clients=%lld tenants=%u hint=\"LimitNOFILE= in the unit, or ulimit -n\"",
+              (unsigned long long)lim.rlim_cur, (long long)c->max_clients, c->n_tenants);
+}
+
 static server *server_new(const server_config *c)
 {
     server *s = calloc(1, sizeof *s);
@@ -468,6 +481,7 @@ static server *server_new(const server_config *c)
     s->overflow_uid = door_overflow_uid();
     s->max_fd = read_max_fd();
     s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    warn_of_few_descriptors(s);
     return s;
 }
 

@@ -161,6 +161,7 @@ void status_put_limits(const config *cfg, json_writer *w)
     json_put_i64(w, "max_clients", cfg->max_clients);
     json_put_i64(w, "max_body_bytes", cfg->max_body_bytes);
     json_put_i64(w, "credit_requests", cfg->credit_requests);
+    json_put_i64(w, "memory_bytes", cfg->memory_bytes);
     json_put_i64(w, "credit_bytes", cfg->credit_bytes);
     json_put_i64(w, "max_region_bytes", cfg->device_max_region_bytes);
     json_put_i64(w, "max_import_bytes", cfg->device_max_import_bytes);
@@ -260,6 +261,7 @@ static void put_summary(const core *c, json_writer *w)
     json_put_u64(w, "clients", c->n_clients);
     json_put_u64(w, "admins", c->n_admins);
     json_put_u64(w, "in_flight", c->n_requests);
+    json_put_u64(w, "request_bytes", c->request_bytes);
     json_put_u64(w, "answered", c->counts.answered);
     json_put_bool(w, "drained", c->paused);
     json_put_u64(w, "reloads", c->n_reloads);

@@ -88,6 +88,32 @@ uint64_t kvs_host_groups_room(const char *membership, const char *tree, char ret
     return t.room;
 }
 
+static void look_at_limit(void *ud, const char *dir)
+{
+    uint64_t max, *least = ud;
+
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        if (number_of(dir, files[i].max, "", &max) && max < *least)
+            *least = max;
+}
+
+uint64_t kvs_host_groups_limit(const char *membership, const char *tree)
+{
+    uint64_t least = UINT64_MAX;
+
+    cgroup_each(membership, tree, "memory", look_at_limit, &least);
+    return least;
+}
+
+uint64_t kvs_host_total(void)
+{
+    uint64_t system_kib, groups = kvs_host_groups_limit(CGROUP_MEMBERSHIP, CGROUP_TREE);
+
+    if (!number_in("/proc/meminfo", "MemTotal:", &system_kib) || system_kib > UINT64_MAX / 1024)
+        return groups;
+    return system_kib * 1024 < groups ? system_kib * 1024 : groups;
+}
+
 /* group: whose limit it is; "": the machine's. */
 static uint64_t available(char group[KVS_GROUP_BYTES])
 {

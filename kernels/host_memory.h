@@ -14,10 +14,15 @@
  * UINT64_MAX where the system does not tell. */
 uint64_t kvs_host_available(void);
 
+/* The same if nothing else had any: the smallest of MemTotal and those limits. */
+uint64_t kvs_host_total(void);
+
 /* What is left below the limits of the groups that `membership` names, and of those around them; see proto/cgroup.h.
  * *ret_tightest: the one with the least, below `tree`; "" where none has a limit. */
 enum { KVS_GROUP_BYTES = 128 };
 uint64_t kvs_host_groups_room(const char *membership, const char *tree, char ret_tightest[KVS_GROUP_BYTES]);
+/* The lowest of these limits; UINT64_MAX where there is none. */
+uint64_t kvs_host_groups_limit(const char *membership, const char *tree);
 
 /* What of `room` may be handed out: all but what this process keeps for what it cannot ask for, such as the pages, the
  * sockets and the buffers of clients that come later.  Without it regions fill a group to its last byte, and the next

@@ -392,6 +392,12 @@ static kvs_status status_of_item(const kvs_request *r, uint32_t i)
     return r->op == WIRE_STORE && s == KVS_E_EXISTS ? KVS_OK : s;
 }
 
+void answer_tell_partial(kvs_err *err, const char *what, uint32_t failed, uint32_t n, uint32_t first, kvs_status why)
+{
+    (void)snprintf(err->msg, sizeof err->msg, "%s: %u of %u failed, the first is [%u]: %s", what, failed, n, first,
+                   kvs_status_text(why));
+}
+
 /* What the daemon says of an E_PARTIAL is in the items: the message is how many, and the first. */
 static void tell_partial(kvs_request *r)
 {
@@ -405,8 +411,7 @@ static void tell_partial(kvs_request *r)
             first = i;
         }
     if (failed > 0)
-        (void)snprintf(r->err.msg, sizeof r->err.msg, "%s: %u of %u failed, the first is [%u]: %s", wire_op_name(r->op),
-                       failed, r->n, first, kvs_status_text(status_of_item(r, first)));
+        answer_tell_partial(&r->err, wire_op_name(r->op), failed, r->n, first, status_of_item(r, first));
 }
 
 bool answer_decode(kvs_request *r, kvs_status s, wire_in *in, frame *f)

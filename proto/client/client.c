@@ -36,8 +36,10 @@ static kvs_status options_read(kvs_options *to, const kvs_options *from, kvs_err
         if (bytes[i] != 0)
             return kvs_fail(err, KVS_E_UNSUPPORTED, "options: byte %zu is set, this library knows %zu", i, sizeof *to);
     memcpy(to, from, from->size < sizeof *to ? from->size : sizeof *to);
-    if ((to->flags & ~(uint32_t)KVS_CONNECT_LAZY) != 0 || to->reserved != 0)
+    if ((to->flags & ~(uint32_t)KVS_CONNECT_LAZY) != 0)
         return kvs_fail(err, KVS_E_INVALID, "options.flags: 0x%x has bits that mean nothing", to->flags);
+    if (to->reserved != 0)
+        return kvs_fail(err, KVS_E_INVALID, "options.reserved: %u is not 0", to->reserved);
     return KVS_OK;
 }
 

@@ -161,6 +161,8 @@ void request_destroy(kvs_request *r);
 
 /* answers.c: put a reply where it belongs.  mu is held.  False: malformed. */
 bool answer_decode(kvs_request *r, kvs_status s, wire_in *in, frame *f);
+/* The message of an E_PARTIAL: how many failed, and the first of them. */
+void answer_tell_partial(kvs_err *err, const char *what, uint32_t failed, uint32_t n, uint32_t first, kvs_status why);
 /* An E_DEADLINE whose items say that the hardware still works on them. */
 bool answer_runs_on(const kvs_request *r, kvs_status s);
 /* No reply: give each result the status. */

@@ -112,7 +112,8 @@ KVS_API kvs_status kvs_ping(kvs_client *c, uint32_t timeout_ms, kvs_err *err);
 
 /* ---- namespaces: live as long as the client ------------------------------------------------------------------- */
 
-/* The same description twice gives the same handle. */
+/* The same description twice gives the same handle.  A new one takes the daemon: E_AWAY without it, with KVS_CONNECT_LAZY as
+ * well; kvs_wait_up says when to open it. */
 KVS_API kvs_status kvs_open(kvs_client *c, const kvs_namespace *ns, kvs_ns **ret, uint32_t timeout_ms, kvs_err *err);
 /* A namespace by the number that a status report shows (admin tools).  Not renewed: E_STALE after a restart. */
 KVS_API kvs_status kvs_open_id(kvs_client *c, uint32_t id, kvs_ns **ret, kvs_err *err);
@@ -295,8 +296,8 @@ typedef struct kvs_reserve_args {
     uint32_t n_ns;     /* 1.. */
     uint32_t n;
     const uint8_t *keys;
-    uint32_t max_loads; /* how many LOADs may use it */
-    uint32_t ttl_ms;
+    uint32_t max_loads; /* how many LOADs may use it; 1.. */
+    uint32_t ttl_ms;    /* 0, or longer than the daemon grants: the longest that it does (lease.max_ms) */
 } kvs_reserve_args;
 KVS_API kvs_status kvs_reserve(const kvs_reserve_args *a, kvs_lease *ret, uint32_t timeout_ms, kvs_err *err);
 KVS_API kvs_status kvs_release(kvs_client *c, const kvs_lease *lease, uint32_t timeout_ms, kvs_err *err);
@@ -485,9 +486,18 @@ KVS_API kvs_status kvs_report_alloc(kvs_client *c, const kvs_report_args *a, cha
 KVS_API void kvs_free(void *p);
 
 enum kvs_health_state { KVS_HEALTH_OK = 0, KVS_HEALTH_STARTING = 1, KVS_HEALTH_DEGRADED = 2, KVS_HEALTH_DRAINING = 3 };
+enum kvs_health_reason {                              /* bits; ignore those that you do not know */
+                         KVS_REASON_NO_PIECE = 1,     /* no memory of the pool is usable yet */
+                         KVS_REASON_PIECE_FAILED = 2, /* the pool could not grow to its full size */
+                         KVS_REASON_STUCK = 4,        /* a call of the device or the system takes more than 10 s */
+                         KVS_REASON_DEVICE_LOST = 8,
+                         KVS_REASON_DRAINS = 16, /* no new work is taken: the daemon is about to end, or drained */
+                         KVS_REASON_OLD_CONFIG =
+                             32, /* the configuration was refused, the last accepted one is in use */
+};
 typedef struct kvs_health_info {
-    uint32_t state; /* enum kvs_health_state */
-    uint32_t reasons;
+    uint32_t state;   /* enum kvs_health_state */
+    uint32_t reasons; /* why it is not ok: bits of enum kvs_health_reason; 0 if ok */
     uint64_t uptime_us;
     uint8_t boot_id[16];
 } kvs_health_info;

@@ -325,6 +325,18 @@ static bool is_over(const pack_job *j)
     return j->ended == j->issued && (j->issued == j->n || j->failed != KVS_OK);
 }
 
+static void tell_partial(const pack_lane *l, pack_job *j)
+{
+    uint32_t failed = 0, first = 0;
+
+    for (uint32_t i = j->n; i-- > 0;)
+        if (!is_good(l, j->status[i])) {
+            failed++;
+            first = i;
+        }
+    answer_tell_partial(&j->err, l->load ? "load by a pack" : "store by a pack", failed, j->n, first, j->status[first]);
+}
+
 static void end(pack_lane *l, pack_job *j)
 {
     kvs_err err = {KVS_OK, ""};
@@ -345,8 +357,10 @@ static void end(pack_lane *l, pack_job *j)
         all = all && s == KVS_OK;
     }
     s = !all || j->n == 0 ? j->failed : KVS_OK;
-    if (!all && s == KVS_OK)
+    if (!all && s == KVS_OK) {
         s = KVS_E_PARTIAL;
+        tell_partial(l, j);
+    }
     pack_job_end(l->pack, j, s);
 }
 

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static int exit_of(kvs_status s)
@@ -58,6 +59,13 @@ int ctl_fail(const ctl *c, const char *what, kvs_status s, const kvs_err *err)
     return ctl_fail_as(c, what, s, err, is_barred(c->socket, s) ? CTL_UNREACHABLE : exit_of(s));
 }
 
+static const char *spoken_of = ""; /* the command's name and a space */
+
+void ctl_set_command(const char *name_and_space)
+{
+    spoken_of = name_and_space;
+}
+
 int ctl_usage(const char *fmt, ...)
 {
     va_list ap;
@@ -66,8 +74,16 @@ int ctl_usage(const char *fmt, ...)
     va_start(ap, fmt);
     (void)vfprintf(stderr, fmt, ap);
     va_end(ap);
-    (void)fprintf(stderr, "\nTry 'kvstridectl --help'.\n");
+    (void)fprintf(stderr, "\nTry 'kvstridectl %s--help'.\n", spoken_of);
     return CTL_USAGE;
+}
+
+/* What helps, behind what is wrong. */
+static void add_hint(kvs_err *err, const char *hint)
+{
+    size_t n = strlen(err->msg);
+
+    (void)snprintf(err->msg + n, sizeof err->msg - n, "; %s", hint);
 }
 
 kvs_client *ctl_connect(const ctl *c, int *ret_exit)
@@ -75,10 +91,12 @@ kvs_client *ctl_connect(const ctl *c, int *ret_exit)
     kvs_options o = KVS_OPTIONS_INIT;
     kvs_client *client = NULL;
     kvs_err err = {0};
+    bool by_default;
     kvs_status s;
 
     o.path = c->socket != NULL ? c->socket : getenv("KVSTRIDE_ADMIN_SOCKET");
-    if (o.path == NULL)
+    by_default = o.path == NULL;
+    if (by_default)
         o.path = CTL_ADMIN_SOCKET;
     o.name = "kvstridectl";
     o.timeout_ms = (uint32_t)c->timeout_ms;
@@ -91,6 +109,10 @@ kvs_client *ctl_connect(const ctl *c, int *ret_exit)
         *ret_exit = CTL_USAGE; /* the path is none */
     else if (is_barred(o.path, s))
         *ret_exit = CTL_UNREACHABLE;
+    if (is_barred(o.path, s))
+        add_hint(&err, "an admin socket is for root and the daemon's own user");
+    else if (by_default && s == KVS_E_AWAY)
+        add_hint(&err, "is kvstrided running?  --socket or $KVSTRIDE_ADMIN_SOCKET names another one");
     (void)ctl_fail_as(c, "connect", s, &err, *ret_exit);
     return NULL;
 }

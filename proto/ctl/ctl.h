@@ -74,7 +74,9 @@ int ctl_fail(const ctl *c, const char *what, kvs_status s, const kvs_err *err);
 /* The same, with a code of the caller's. */
 int ctl_fail_as(const ctl *c, const char *what, kvs_status s, const kvs_err *err, int code);
 
-/* Wrong words: "kvstridectl: ..." and where to read on, on stderr.  CTL_USAGE. */
+/* Wrong words: "kvstridectl: ..." and where to read on, on stderr.  CTL_USAGE.  That is the help of the command that was set,
+ * by its name with a space behind it, borrowed for good. */
+void ctl_set_command(const char *name_and_space);
 __attribute__((format(printf, 1, 2))) int ctl_usage(const char *fmt, ...);
 
 /* Connect to c->socket, $KVSTRIDE_ADMIN_SOCKET or the default.  NULL: *ret_exit is the exit code, and all has been said. */

@@ -16,7 +16,8 @@ static const ctl_command COMMANDS[] = {
      "Rates go on until --seconds or a signal.  With --json: what the daemon counts, one document a line.\n", 0,
      ctl_stats},
     {"ping", "", "one round trip, and how long it took", "socket timeout-ms", "", 0, ctl_ping},
-    {"health", "", "ok, starting, degraded or draining; exit 1 unless ok", "socket timeout-ms", "", 0, ctl_health},
+    {"health", "", "ok, starting, degraded or draining, and why; exit 1 unless ok", "socket timeout-ms", "", 0,
+     ctl_health},
     {"ls", "", "blocks in the pool", "socket timeout-ms ns limit", "", 0, ctl_ls},
     {"namespaces", "", "namespaces: model, layout, tenant, blocks", "socket timeout-ms", "", 0, ctl_namespaces},
     {"leases", "", "leases with owner, age and what they hold", "socket timeout-ms", "", 0, ctl_leases},
@@ -145,7 +146,8 @@ static void print_options(const ctl_command *of)
 
 static int help(void)
 {
-    (void)printf("usage: kvstridectl COMMAND [OPTIONS] [KEY...]\n\n"
+    (void)printf("usage: kvstridectl COMMAND [OPTIONS] [KEY...]\n"
+                 "       kvstridectl help [COMMAND]\n\n"
                  "Talks to a running kvstrided by its admin socket; replay, bench and demo start private daemons.\n\n"
                  "Commands ('kvstridectl COMMAND --help' lists the options of one):\n");
     for (size_t i = 0; i < N_COMMANDS; i++)
@@ -258,13 +260,24 @@ static int run(line *l, const ctl_command *command)
 int main(int argc, char **argv)
 {
     line l = {.c = {.timeout_ms = 5000, .limit = 1000, .ns = CTL_NO_NS}};
-    const ctl_command *command;
+    const ctl_command *command = NULL;
+    static char spoken[32];
     int code;
 
+    for (int i = 1; i < argc && command == NULL; i++) /* before options are looked at, whose errors speak of it */
+        command = find(argv[i]);
+    if (command != NULL) {
+        (void)snprintf(spoken, sizeof spoken, "%s ", command->name);
+        ctl_set_command(spoken);
+    }
     (void)signal(SIGPIPE, SIG_IGN); /* a reader that stops early ends us by a failed write, quietly */
     code = parse(&l, argc, argv);
     if (code != CTL_OK)
         return code;
+    if (optind < argc && strcmp(argv[optind], "help") == 0) { /* as others have it */
+        l.help = true;
+        optind++;
+    }
     command = optind < argc ? find(argv[optind]) : NULL;
     if (optind < argc && command == NULL)
         return ctl_usage("unknown command '%.80s'", argv[optind]);

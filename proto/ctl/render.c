@@ -34,8 +34,7 @@ static bool is_leaf(const json_node *n)
     return t != JSON_OBJECT && t != JSON_ARRAY;
 }
 
-/* Text of others on our terminal: no control characters (also those above 127), no half of a character at the end. */
-static void tame(char *text)
+void render_tame(char *text)
 {
     size_t n;
 
@@ -82,10 +81,11 @@ static void cell(char out[CELL_BYTES], const json_node *n, const char *key)
         break;
     case JSON_STRING:
         (void)snprintf(out, CELL_BYTES, "%s", json_string(n));
-        tame(out);
+        render_tame(out);
         break;
     case JSON_ARRAY:
-        (void)snprintf(out, CELL_BYTES, "[%zu]", json_size(n));
+        if (json_size(n) > 0)
+            (void)snprintf(out, CELL_BYTES, "[%zu]", json_size(n));
         break;
     case JSON_OBJECT:
         if (!joined(out, n))
@@ -248,7 +248,7 @@ static void member(FILE *to, const json_node *m, int indent, size_t width, bool 
 
     pad(to, indent);
     if (is_leaf(m)) {
-        cell(text, m, of_bytes && json_type_of(m) == JSON_NUMBER ? "bytes" : key);
+        filled_cell(text, m, of_bytes && json_type_of(m) == JSON_NUMBER ? "bytes" : key);
         (void)fprintf(to, "%-*s  %s\n", (int)width, key, text);
     } else if (json_type_of(m) == JSON_OBJECT) {
         (void)fprintf(to, "%s\n", key);
@@ -296,7 +296,7 @@ kvs_status render_json(FILE *to, const char *text, size_t len, kvs_err *err)
     } else if (is_table(json_root(doc))) {
         table(to, json_root(doc), 0);
     } else {
-        cell(one, json_root(doc), "");
+        filled_cell(one, json_root(doc), "");
         (void)fprintf(to, "%s\n", one);
     }
     json_destroy(doc);

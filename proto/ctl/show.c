@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "config/json.h"
 #include "proto/ctl/clock.h"
@@ -155,13 +156,38 @@ int ctl_ping(const ctl *c)
     return code;
 }
 
-static int put_health(const char *state, const kvs_health_info *h, int code)
+/* The daemon's own words of why it is not well, but for one whose device is lost: it answers HEALTH only. */
+static void ask_why(kvs_client *client, const kvs_health_info *h, char *buf, size_t cap)
+{
+    const kvs_report_args a = KVS_REPORT_SUMMARY;
+    const json_node *why, *file;
+    char *text = NULL;
+    size_t len = 0;
+    json *doc = NULL;
+
+    (void)snprintf(buf, cap, "%s", (h->reasons & KVS_REASON_DEVICE_LOST) != 0 ? "the device is lost" : "");
+    if (h->reasons == 0 || kvs_report_alloc(client, &a, &text, &len, 0, NULL) != KVS_OK)
+        return;
+    if (json_parse(text, len, &doc, NULL) == KVS_OK) {
+        why = json_member(json_root(doc), "health_why");
+        file = (h->reasons & KVS_REASON_OLD_CONFIG) != 0 ? json_member(json_root(doc), "reload_error") : NULL;
+        if (why != NULL && json_type_of(why) == JSON_STRING)
+            (void)snprintf(buf, cap, "%s", json_string(why));
+        if (buf[0] != '\0' && file != NULL && json_type_of(file) == JSON_STRING)
+            (void)snprintf(buf + strlen(buf), cap - strlen(buf), " (%s)", json_string(file));
+    }
+    json_destroy(doc);
+    kvs_free(text);
+}
+
+static int put_health(const char *state, const kvs_health_info *h, const char *why, int code)
 {
     json_writer *w = json_writer_create();
 
     json_begin_object(w, NULL);
     json_put_string(w, "state", state);
     json_put_u64(w, "reasons", h->reasons);
+    json_put_string(w, "why", why);
     json_put_u64(w, "uptime_us", h->uptime_us);
     json_put_hex(w, "boot_id", h->boot_id, sizeof h->boot_id);
     json_end(w);
@@ -174,6 +200,7 @@ int ctl_health(const ctl *c)
     int code = CTL_OK;
     kvs_client *client = ctl_connect(c, &code);
     kvs_health_info h = {0};
+    char why[512];
     kvs_err err = {0};
     kvs_status s;
 
@@ -186,11 +213,13 @@ int ctl_health(const ctl *c)
         const char *state = h.state < sizeof STATES / sizeof *STATES ? STATES[h.state] : "unknown";
 
         code = h.state == KVS_HEALTH_OK ? CTL_OK : CTL_FAILED;
-        if (c->json)
-            code = put_health(state, &h, code);
-        else
-            (void)printf("%s  up %.0f s%s\n", state, (double)h.uptime_us / 1e6,
-                         h.reasons != 0 ? "  (kvstridectl status says why)" : "");
+        ask_why(client, &h, why, sizeof why);
+        if (c->json) {
+            code = put_health(state, &h, why, code);
+        } else {
+            render_tame(why);
+            (void)printf("%s  up %.0f s%s%s\n", state, (double)h.uptime_us / 1e6, why[0] != '\0' ? "  " : "", why);
+        }
     }
     kvs_close(client);
     return code;

@@ -258,7 +258,7 @@ static kvs_status ask(kvs_client *client, follow *f, kvs_err *err)
     return s;
 }
 
-int ctl_stats(const ctl *c)
+static int follow_stats(const ctl *c)
 {
     int code = CTL_OK;
     kvs_client *client = ctl_connect(c, &code);
@@ -278,4 +278,11 @@ int ctl_stats(const ctl *c)
         code = ctl_fail(c, "stats", s, &err);
     kvs_close(client);
     return code;
+}
+
+int ctl_stats(const ctl *c)
+{
+    if (c->seconds != 0 && c->interval == 0)
+        return ctl_usage("stats: --seconds says when --interval N ends, and there is none");
+    return follow_stats(c);
 }

@@ -56,6 +56,16 @@ static kvs_status end_request(builder *b, kvs_err *err)
     return KVS_OK;
 }
 
+/* Of a text of one line, whose number in the file is said elsewhere. */
+static void drop_line_number(kvs_err *err)
+{
+    static const char FIRST[] = "line 1, ";
+    const size_t n = sizeof FIRST - 1;
+
+    if (strncmp(err->msg, FIRST, n) == 0)
+        memmove(err->msg, err->msg + n, strlen(err->msg + n) + 1);
+}
+
 static kvs_status add_line(builder *b, const char *line, size_t len, kvs_err *err)
 {
     json *doc = NULL;
@@ -63,8 +73,10 @@ static kvs_status add_line(builder *b, const char *line, size_t len, kvs_err *er
     kvs_status s = json_parse(line, len, &doc, err);
     uint32_t n = 0;
 
-    if (s != KVS_OK)
+    if (s != KVS_OK) {
+        drop_line_number(err);
         return s;
+    }
     list = json_type_of(json_root(doc)) == JSON_OBJECT ? json_member(json_root(doc), "hash_ids") : NULL;
     if (list == NULL || json_type_of(list) != JSON_ARRAY)
         s = kvs_fail(err, KVS_E_CONFIG, "want an object with an array \"hash_ids\"");

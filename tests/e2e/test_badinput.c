@@ -70,6 +70,7 @@ Test(badinput, broken_frames_cost_their_sender_the_connection_and_nobody_else)
 {
     unsigned before = daemon_fds(&d);
     raw_case cases[8] = {0};
+    char number[32];
 
     cases[0] = (raw_case){"garbage", "\x01\x02GET / HTTP/1.1 and then some more text", 45};
     header_case(&cases[1], "wrong magic", 32, 0, 0x3153564c, 4);
@@ -87,6 +88,8 @@ Test(badinput, broken_frames_cost_their_sender_the_connection_and_nobody_else)
         cr_assert(raw_wait_end(&c, 5000), "%s", cases[i].name);
         raw_close(&c);
         cr_assert(daemon_wait_log(&d, "client_dropped", (unsigned)i + 1, 5000), "%s", cases[i].name);
+        (void)snprintf(number, sizeof number, " conn=%zu uid=", i + 2); /* "good" came first */
+        cr_assert_eq(daemon_log_count(&d, number), 1, "%s: not the number that HELLO told", cases[i].name);
         cr_assert(raw_ping(&good, 2));
     }
     cr_assert_eq(daemon_log_count(&d, "client_dropped"), 8, "one line each");
@@ -363,6 +366,8 @@ Test(few_descriptors, do_not_stop_those_who_are_in)
     daemon_init(&d);
     d.max_fds = 64;
     cr_assert(daemon_start(&d, CONFIG));
+    cr_assert_eq(daemon_log_count(&d, "warn few_descriptors limit=64 max_clients=256 tenants=1 "), 1,
+                 "before any comes");
     for (unsigned i = 0; i < 6; i++)
         join(&in[i]);
     cpu = daemon_cpu_ms(&d);

@@ -234,6 +234,12 @@ Test(ctl_words, helps_with_every_command)
         SAYS(out, line);
         SAYS(out, "--json");
     }
+    RUNS(0, "help replay");
+    SAYS(out, "usage: kvstridectl replay ");
+    RUNS(0, "help");
+    SAYS(out, "usage: kvstridectl COMMAND");
+    RUNS(2, "help shake");
+    SAYS(err, "unknown command 'shake'");
     RUNS(0, "replay -h");
     SAYS(out, "--blocks N");
     cr_assert_null(strstr(ran.out, "--pinned"), "an option of another command is shown");
@@ -272,6 +278,7 @@ Test(ctl_words, refuses_wrong_words_and_names_them)
         {"demo --socket /x", "demo does not take --socket"},
         {"bench --blocks 5", "bench does not take --blocks"},
         {"ping more words", "too many words: 'more'"},
+        {"stats --seconds 3", "--seconds says when --interval N ends, and there is none"},
         {"replay", "replay needs --trace"},
         {"replay --trace x", "replay needs --trace"},
         {"replay --trace x --blocks 5 --socket y", "replay needs --trace"},
@@ -284,7 +291,7 @@ Test(ctl_words, refuses_wrong_words_and_names_them)
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
         RUNS(2, "%s", CASES[i][0]);
         SAYS(err, CASES[i][1]);
-        SAYS(err, "Try 'kvstridectl --help'");
+        SAYS(err, strncmp(CASES[i][0], "replay", 6) == 0 ? "Try 'kvstridectl replay --help'" : "--help'.");
         cr_assert_str_empty(ran.out);
     }
     RUNS(2, " ");
@@ -337,6 +344,11 @@ Test(ctl_away, exits_3_when_nothing_listens)
     cr_assert_str_eq(json_string(member(j, "status")), "E_AWAY");
     cr_assert_not_null(strstr(json_string(member(j, "error")), "nothing listens"));
     json_destroy(j);
+    cr_assert_eq(unsetenv("KVSTRIDE_ADMIN_SOCKET"), 0);
+    if (access("/run/kvstrided", F_OK) == 0)
+        cr_skip_test("a daemon may be installed here");
+    RUNS(3, "status");
+    SAYS(err, "; is kvstrided running?  --socket or $KVSTRIDE_ADMIN_SOCKET names another one");
 }
 
 Test(ctl_away, exits_2_when_the_path_is_none)
@@ -370,7 +382,7 @@ Test(ctl, exits_3_when_the_socket_may_not_be_opened)
     if (ran.code == 127)
         cr_skip_test("the build folder is not open to others");
     cr_assert_eq(ran.code, 3, "exit %d: %s", ran.code, ran.err);
-    SAYS(err, "Permission denied");
+    SAYS(err, "Permission denied; an admin socket is for root and the daemon's own user");
 }
 
 Test(ctl, exits_4_when_the_daemon_refuses)
@@ -381,6 +393,7 @@ Test(ctl, exits_4_when_the_daemon_refuses)
     SAYS(out, "\"status\":\"E_DENIED\"");
     RUNS(4, "ls --socket %s --ns 77", d.admin);
     cr_assert_str_eq(ran.out, "", "no titles above a refusal");
+    SAYS(err, "ns: 77 is no namespace of this daemon; 'kvstridectl namespaces' lists them");
     RUNS(4, "drop --socket %s --ns 77 %s", d.admin, key_text(0));
     RUNS(4, "reset --socket %s --ns 77", d.admin);
 }
@@ -457,11 +470,17 @@ Test(ctl, drains_and_takes_work_again)
     SAYS(out, "no new work");
     cr_assert_eq(kvs_lookup(e.ns, key, 1, &hits, NULL, CALL_MS, &err), KVS_E_STATE);
     RUNS(1, "health --socket %s", d.admin);
-    SAYS(out, "draining");
+    SAYS(out, "draining  up ");
+    SAYS(out, " s  no new work is taken\n");
+    RUNS(1, "health --json --socket %s", d.admin);
+    SAYS(out, "\"reasons\":16,\"why\":\"no new work is taken\"");
     RUNS(0, "drain --off --json --socket %s", d.admin);
     SAYS(out, "{\"drained\":false}");
     OK(kvs_lookup(e.ns, key, 1, &hits, NULL, CALL_MS, &err));
     RUNS(0, "health --socket %s", d.admin);
+    cr_assert_eq(ran.out[strlen(ran.out) - 2], 's', "nothing is wrong, nothing is said: %s", ran.out);
+    cr_assert_eq(daemon_log_count(&d, "info drain on=1 conn="), 1, "the log says who did it");
+    cr_assert_eq(daemon_log_count(&d, "info drain on=0 conn="), 1);
     kvs_close(e.c);
 }
 
@@ -528,6 +547,8 @@ Test(ctl, drops_blocks_and_exits_4_for_one_that_is_not_there)
     json_destroy(j);
     RUNS(0, "ls --socket %s", d.admin);
     cr_assert_eq(count(ran.out, '\n'), 1 + 2);
+    cr_assert_eq(daemon_log_count(&d, "info drop ns=0 keys=1 done=1 conn="), 1, "the log says who did it");
+    cr_assert_eq(daemon_log_count(&d, "info drop ns=0 keys=1 done=0 conn="), 1);
     kvs_close(e.c);
 }
 
@@ -554,6 +575,9 @@ Test(ctl, reset_keeps_what_is_pinned_and_exits_4)
     SAYS(out, "dropped 1, ");
     RUNS(0, "ls --json --socket %s", d.admin);
     cr_assert_str_eq(ran.out, "[]\n");
+    cr_assert_eq(daemon_log_count(&d, "info reset ns=all dropped=4 aborted=0 kept=1 leases=0 conn="), 1);
+    cr_assert_eq(daemon_log_count(&d, "info reset ns=0 dropped=1 aborted=0 kept=0 leases=0 conn="), 1);
+    cr_assert_eq(daemon_log_count(&d, " pin ns="), 0, "what clients do is no news");
     kvs_close(e.c);
 }
 

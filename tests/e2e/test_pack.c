@@ -272,6 +272,7 @@ Test(pack, says_for_each_block_what_became_of_it)
     for (uint32_t i = 0; i < l.n; i++)
         cr_assert_eq(l.results[i], KVS_E_EXISTS);
     FAILS(KVS_E_PARTIAL, run(&e, &all, true));
+    cr_assert_not_null(strstr(err.msg, "load by a pack: 4 of 11 failed, the first is [0]: "), "%s", err.msg);
     for (uint32_t i = 0; i < all.n; i++) {
         bool there = i >= 2 && i < 9;
 

@@ -432,6 +432,12 @@ Test(signals, a_pool_that_gets_no_memory_at_all_ends_with_a_system_fault_that_na
     cr_assert_eq(daemon_log_count(&d, " start_failed "), 1);
     cr_assert_eq(daemon_log_count(&d, "not even the first 16777216 bytes of 16777216"), 1);
     cr_assert_eq(daemon_log_count(&d, "are available"), 2, "also where the piece failed");
+    cr_assert_eq(daemon_log_count(&d, " pool_above_memory "), 0);
+    daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"4000GiB\"}}");
+    daemon_spawn(&d, NULL);
+    cr_assert_eq(daemon_wait(&d, 10000), EXIT_CODE_SYSTEM);
+    cr_assert_eq(daemon_log_count(&d, " pool_above_memory pool_max_bytes=4294967296000 memory_bytes="), 1);
+    daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"16MiB\"}}");
     d.no_memory = false;
     cr_assert(daemon_start(&d, NULL), "with memory it starts");
     cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);

@@ -615,7 +615,7 @@ Test(tenants_e2e, a_bad_file_changes_nothing_and_is_counted)
     begin("", ", \"quota_bytes\": 2949120");
     reconfigure("", ", \"quota_bytes\": 4096, \"floor_bytes\": 8192");
     cr_assert_eq(ask_reload(true, text, sizeof text), KVS_E_CONFIG);
-    cr_assert_not_null(strstr(err.msg, "tenants.red.floor_bytes: 8192 bytes is more than its quota_bytes"), "%s",
+    cr_assert_not_null(strstr(err.msg, "tenants.red.floor_bytes: 8KiB is more than its quota_bytes, 4KiB"), "%s",
                        err.msg);
     cr_assert_eq(ask_reload(false, text, sizeof text), KVS_E_CONFIG);
     cr_assert_eq(daemon_log_count(&d, "reload_refused"), 1);

@@ -7,7 +7,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -543,6 +545,29 @@ Test(warm, says_what_is_wrong_with_a_folder_that_is_no_tmpfs)
     daemon_init(&b.d);
     cr_assert_eq(daemon_run(&b.d, args, out, sizeof out), 78, "%s", out);
     cr_assert_not_null(strstr(out, "tmpfs"), "%s", out);
+    daemon_fini(&b.d);
+}
+
+Test(warm, says_that_the_tmpfs_is_too_small_for_the_pool)
+{
+    static bench b;
+    char out[2048], path[128];
+    const char *args[] = {"--config", b.d.config, "--set",          path,      "--set", "pool.max_bytes=64MiB",
+                          "--socket", b.d.socket, "--admin-socket", b.d.admin, NULL};
+
+    daemon_init(&b.d);
+    (void)snprintf(path, sizeof path, "pool.path=%s", b.d.dir);
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("kvs", b.d.dir, "tmpfs", 0, "size=8m,mode=0700") != 0) {
+        daemon_fini(&b.d);
+        cr_skip_test("needs root to mount a small tmpfs");
+    }
+    daemon_configure(&b.d, "{}");
+    cr_assert_eq(daemon_run(&b.d, args, out, sizeof out), 71, "%s", out);
+    cr_assert_not_null(strstr(out, "pool.path: 67108864 bytes do not fit its tmpfs of 8388608, of which 0 are left"),
+                       "%s", out);
+    cr_assert_null(strstr(out, "Bad address"), "%s", out);
+    cr_assert_eq(umount(b.d.dir), 0);
     daemon_fini(&b.d);
 }
 

@@ -417,6 +417,35 @@ Test(conn, stops_reading_while_replies_pile_up_and_loses_none)
     end();
 }
 
+Test(conn, stops_reading_who_has_more_than_an_equal_part_of_what_all_leave_unread)
+{
+    uint32_t size = 32768, sent = 0, stopped;
+    raw_client c, other;
+    frame f;
+
+    begin();
+    h.config.memory_bytes = 4 * 32768;
+    join_client(&c);
+    join_client(&other);
+    for (; sent < 200; sent++)
+        cr_assert(raw_send(&c, WIRE_STATUS, sent, &size, 4, NULL, 0));
+    cr_assert(loop_until(&h.loop, has_stopped_reading, NULL, 5000));
+    stopped = h.core.n_requests;
+    cr_assert_lt(stopped, 100, "%u of 200 were handled although nothing is read", stopped);
+    cr_assert_lt(h.host.out_bytes, 6 * 32768);
+    cr_assert(raw_send(&other, WIRE_STATUS, 7, &size, 4, NULL, 0));
+    cr_assert(recv_frame(&other, &f), "the other one is served");
+    for (unsigned i = 0; i < sent; i++) {
+        cr_assert(recv_frame(&c, &f));
+        cr_assert_eq(f.head.id, i);
+    }
+    cr_assert_eq(h.host.n_dropped, 0);
+    cr_assert_eq(h.host.out_bytes, 0);
+    raw_close(&other);
+    raw_close(&c);
+    end();
+}
+
 Test(conn, drops_a_client_that_reads_nothing_for_too_long)
 {
     uint32_t size = 1 << 20;

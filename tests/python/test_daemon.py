@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pathlib
 import random
 import re
 import signal
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 import unittest
+import unittest.mock
 from typing import Sequence
 
 from kvstride import (
@@ -67,11 +69,10 @@ class Pages(unittest.TestCase):
         programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
         said = []
         for program in programs:
-            program = program.replace("/run/kvstrided/kvstrided.sock", daemon.socket)
+            environment = {**os.environ, "PYTHONPATH": str(ROOT / "proto" / "python"), "KVSTRIDE_SOCKET": daemon.socket}
             run = subprocess.run(
-                [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT / "proto" / "python")},
-                capture_output=True, text=True, timeout=60,
-            )  # fmt: skip
+                [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+            )
             self.assertEqual(run.returncode, 0, run.stderr)
             said.append(run.stdout.splitlines())
         self.assertEqual(said[0], ["2"])
@@ -207,10 +208,26 @@ class Sessions(WithDaemon):
             Client(self.daemon.socket + "-not")
         with self.assertRaisesRegex(AwayError, "200 bytes, 107 at most"):
             Client("/" + "x" * 199)
+        with unittest.mock.patch.dict(os.environ, {"KVSTRIDE_SOCKET": self.daemon.socket + "-other"}):
+            with self.assertRaisesRegex(AwayError, "-other: No such file"):
+                Client()
+        with unittest.mock.patch.dict(os.environ, {"KVSTRIDE_SOCKET": ""}):
+            with self.assertRaisesRegex(AwayError, "^/nowhere/default: "):
+                with unittest.mock.patch("kvstride.client.DEFAULT_SOCKET", "/nowhere/default"):
+                    Client()
+        Client(pathlib.Path(self.daemon.socket)).close()
         self.client.close()
         self.client.close()
         with self.assertRaises(AwayError):
             self.client.ping()
+
+
+    def test_no_place(self) -> None:
+        daemon = Daemon("limits.max_clients=1")
+        self.addCleanup(daemon.stop)
+        with Client(daemon.socket):
+            with self.assertRaisesRegex(AwayError, "closed before HELLO was answered .*: all places are taken"):
+                Client(daemon.socket)
 
 
 class Copies(WithDaemon):

@@ -70,6 +70,10 @@ class Layouts(unittest.TestCase):
                 derive_key(bad)
         with self.assertRaises(LayoutError):
             derive_key([1], b"short")
+        with self.assertRaisesRegex(LayoutError, r"^tokens\[2\] -1: a whole number of 0\.\.4294967295$"):
+            derive_key([1, 2, -1, "x"])
+        with self.assertRaisesRegex(LayoutError, r"^tokens_per_block 0: 1\.\.4096$"):
+            derive_chain([1, 2], 0)
 
 
 if __name__ == "__main__":

@@ -205,6 +205,14 @@ Test(client, refuses_options_of_a_future_it_does_not_know)
     FAILS(KVS_E_AWAY, kvs_connect(&c, &big.o, &err));
     big.o.size = 0;
     FAILS(KVS_E_INVALID, kvs_connect(&c, &big.o, &err));
+    big.o.size = sizeof big.o;
+    big.o.reserved = 7;
+    FAILS(KVS_E_INVALID, kvs_connect(&c, &big.o, &err));
+    cr_assert_str_eq(err.msg, "options.reserved: 7 is not 0");
+    big.o.reserved = 0;
+    big.o.flags = 6;
+    FAILS(KVS_E_INVALID, kvs_connect(&c, &big.o, &err));
+    cr_assert_str_eq(err.msg, "options.flags: 0x6 has bits that mean nothing");
 }
 
 Test(client, calls_a_full_backlog_busy_in_time)
@@ -669,7 +677,7 @@ Test(client, refuses_a_body_above_the_daemons_limit)
     kvs_client *c = start(&f, NULL);
 
     FAILS(KVS_E_LIMIT, kvs_lookup(ns_of(c, "m"), keys, 40000, &hits, NULL, 0, &err));
-    cr_assert(strstr(err.msg, "1048576") != NULL, "%s", err.msg);
+    cr_assert(strstr(err.msg, "limit of 1048576; send fewer items at a time") != NULL, "%s", err.msg);
     finish(&f, c);
     free(keys);
 }

@@ -290,6 +290,7 @@ Test(config, unknown_key_is_never_ignored)
         {"{\"Pool\": {}}", "\"Pool\": unknown key; did you mean \"pool\"?"},
         {"{\"pool\": {\"Max_Bytes\": 1}}", "\"Max_Bytes\" in \"pool\": unknown key; did you mean \"max_bytes\"?"},
         {"{\"pool\": {\"max_byte\": 1}}", "did you mean \"max_bytes\"?"},
+        {"{\"pool\": {\"max\": 1}}", "\"max\" in \"pool\": unknown key; did you mean \"max_bytes\"?"},
         {"{\"pool\": {\"n_blocks\": 1}}", "\"n_blocks\" in \"pool\": unknown key"},
         {"{\"max_bytes\": 1}", "did you mean {\"pool\": {\"max_bytes\": ...}}?"},
         {"{\"pool.max_bytes\": 8192}", "did you mean {\"pool\": {\"max_bytes\": ...}}?"},
@@ -411,7 +412,8 @@ Test(config, keys_that_contradict_each_other_are_refused)
 {
     static const bad BAD[] = {
         {"{\"deadline\": {\"max_ms\": 5}}", "deadline.default_ms: 30000 ms is more than deadline.max_ms, 5 ms"},
-        {"{\"limits\": {\"out_high_bytes\": \"33MiB\"}}", "limits.out_high_bytes&more than limits.out_max_bytes"},
+        {"{\"limits\": {\"out_high_bytes\": \"33MiB\"}}",
+         "limits.out_high_bytes: 33MiB is more than limits.out_max_bytes, 32MiB"},
         {"{\"limits\": {\"out_high_bytes\": \"64KiB\", \"out_max_bytes\": \"64KiB\"}}",
          "limits.max_body_bytes&more than limits.out_max_bytes"},
         {"{\"pool\": {\"extent_bytes\": \"1GiB\", \"max_bytes\": \"1MiB\"}}", "pool.extent_bytes&pool.max_bytes"},

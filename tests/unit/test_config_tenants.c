@@ -89,12 +89,17 @@ static const struct {
     {"[{\"name\": \"a\", \"path\": \"/run/kvstrided/admin.sock\"}]", "the same as that of admin.path"},
     {"[{\"name\": \"a\", \"path\": \"/run/kvstrided/kvstrided.sock\"}]", "the same as that of socket.path"},
     {"[{\"name\": \"a\", \"path\": \"a\"}]", "tenants[0].path: \"a\" is not absolute"},
-    {"[{\"name\": \"a\", \"path\": \"/a\", \"quota\": 1}]", "tenants[0]: \"quota\": unknown key"},
+    {"[{\"name\": \"a\", \"path\": \"/a\", \"quota\": 1}]",
+     "tenants[0]: \"quota\": unknown key; did you mean \"quota_bytes\"?"},
+    {"[{\"name\": \"a\", \"path\": \"/a\", \"uid\": [1]}]", "\"uid\": unknown key; did you mean \"uids\"?"},
+    {"[{\"name\": \"a\", \"path\": \"/a\", \"bandwidth\": 1}]", "tenants[0]: \"bandwidth\": unknown key"},
     {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": 7}]", "tenants[0].uids: expected an array of user names or"},
     {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [null]}]", "tenants[0].uids: expected user names or numbers"},
     {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [\"nobody-here\"]}]",
      "tenants[0].uids: user \"nobody-here\" is not in /etc/passwd; one of another directory is given by number"},
     {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [\"\"]}]", "user \"\" is not in /etc/passwd"},
+    {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [\"4000000\"]}]",
+     "user \"4000000\" is not in /etc/passwd; a number goes without quotes"},
     {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [\"roo\"]}]", "user \"roo\" is not in"},
     {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [0, \"root\"]}]", "tenants[0].uids: user 0 is named twice"},
     {"[{\"name\": \"a\", \"path\": \"/a\", \"uids\": [7, 7]}]", "tenants[0].uids: user 7 is named twice"},
@@ -111,7 +116,7 @@ static const struct {
      "tenants.a.floor_bytes: 6 bytes is more than its quota_bytes, 5"},
     {"[{\"name\": \"a\", \"path\": \"/a\", \"floor_bytes\": \"600MiB\"}, {\"name\": \"default\", \"floor_bytes\": "
      "\"600MiB\"}]",
-     "tenants: floor_bytes of all are 1258291200 bytes, more than pool.max_bytes, 1073741824"},
+     "tenants: floor_bytes of all are 1200MiB, more than pool.max_bytes, 1GiB"},
 };
 
 Test(tenants, a_bad_entry_is_refused_by_number_key_and_value)

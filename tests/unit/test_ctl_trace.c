@@ -90,7 +90,8 @@ Test(ctl_trace, names_file_line_and_fault)
         {"{\"hash_ids\":[9007199254740993]}\n", "line 1", "hash_ids[0]"},
         {"{\"hash_ids\":[1],\"hash_ids\":[2]}\n", "line 1", "hash_ids"},
         {"{\"hash_ids\":[1]} {}\n", "line 1", "column"},
-        {"garbage", "line 1", "column"},
+        {"garbage", "line 1: column 1: ", "expected"},
+        {"{\"hash_ids\":[1]}\n\n{\"hash_ids\":[2", "line 3: column 15: ", "expected"},
     };
 
     for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {

@@ -69,6 +69,20 @@ Test(host_memory, limits_of_the_older_kind)
     cr_assert_eq(room(), UINT64_MAX, "not the controller that counts");
 }
 
+Test(host_memory, the_lowest_limit_is_all_there_can_be)
+{
+    cgroup_tree_make("a");
+    cgroup_tree_make("a/b");
+    cgroup_tree_put("self", "0::/a/b\n");
+    cr_assert_eq(kvs_host_groups_limit(cgroup_membership, cgroup_tree), UINT64_MAX);
+    cgroup_tree_put("tree/a/b/memory.max", "max\n");
+    cgroup_tree_put("tree/a/memory.max", "7000\n");
+    cr_assert_eq(kvs_host_groups_limit(cgroup_membership, cgroup_tree), 7000, "whatever is used of it");
+    cgroup_tree_put("tree/a/b/memory.max", "9000\n");
+    cr_assert_eq(kvs_host_groups_limit(cgroup_membership, cgroup_tree), 7000);
+    cr_assert_gt(kvs_host_total(), kvs_host_available());
+}
+
 /* Symptom: regions of 1 MiB filled the daemon's control group to its last byte; sixty idle connections later the kernel
  * killed the daemon. */
 Test(host_memory, some_is_kept_for_what_nobody_asks_for)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -266,6 +267,27 @@ Test(http, is_not_held_up_by_a_reader_that_does_not_read)
         (void)close(deaf[i]);
 }
 
+Test(http_start, says_why_there_is_no_server)
+{
+    struct rlimit all, few;
+    kvs_err err;
+    int next;
+
+    begin();
+    http_stop(h);
+    cr_assert_eq(http_open(&h, path, 0660, 0, &err), KVS_OK, "%s", err.msg);
+    next = dup(STDIN_FILENO);
+    (void)close(next);
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &all), 0);
+    few = (struct rlimit){(rlim_t)next, all.rlim_max};
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &few), 0);
+    cr_assert_eq(http_start(h, b, &err), KVS_E_SYS);
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &all), 0);
+    cr_assert_not_null(strstr(err.msg, "does not start: "), "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "Too many open files"), "%s", err.msg);
+    end();
+}
+
 /* One that was free a moment ago. */
 static uint16_t free_port(void)
 {
@@ -299,7 +321,8 @@ Test(http_port, is_on_the_loopback_only_and_answers_to_its_names_only)
     cr_assert_eq(http_start(h, b, &err), KVS_OK, "%s", err.msg);
     (void)snprintf(out, sizeof out, "%s/n", dir);
     cr_assert_eq(http_open(&other, out, 0600, port, &err), KVS_E_BUSY);
-    cr_assert_not_null(strstr(err.msg, "metrics.port"), "%s", err.msg);
+    (void)snprintf(command, sizeof command, "metrics.port: 127.0.0.1:%u: Address already in use", port);
+    cr_assert_str_eq(err.msg, command);
     cr_assert_neq(access(out, F_OK), 0, "a failure leaves nothing behind");
     /* Every address that is listened on, from the kernel. */
     (void)snprintf(command, sizeof command,

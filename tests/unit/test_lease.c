@@ -207,6 +207,7 @@ Test(lease, stays_within_the_bytes_of_its_tenant)
     cr_assert_eq(directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(1, 4), 4, 1, 1000, 0, cap, &one, &err),
                  KVS_E_LIMIT);
     cr_assert(strstr(err.msg, "9216") != NULL && strstr(err.msg, "6912") != NULL, "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "lease.max_percent"), "what to change: %s", err.msg);
     for (int i = 0; i < 10; i++)
         cr_assert_eq(directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(1, 3), 3, 1, 1000, 0, cap, &one, NULL),
                      KVS_OK);

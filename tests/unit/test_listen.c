@@ -103,6 +103,31 @@ Test(listen, says_beforehand_whether_it_would_work_and_changes_nothing)
     cr_assert_eq(listen_check("@kvstride", &err), KVS_E_INVALID);
 }
 
+Test(listen, says_what_is_wrong_with_the_folder_and_who_must_be_let_in)
+{
+    kvs_err err = {0};
+    listen_socket l;
+    char inside[96];
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+
+    (void)close(fd);
+    (void)snprintf(inside, sizeof inside, "%s/x.sock", path);
+    cr_assert_eq(listen_open(&l, inside, 0600, &err), KVS_E_SYS);
+    cr_assert_not_null(strstr(err.msg, "x.sock: Not a directory"), "%s", err.msg);
+    cr_assert_eq(strncmp(err.msg, "folder of socket ", 17), 0, "%s", err.msg);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(listen_open(&l, "/nonexistent-folder/x.sock", 0600, &err), KVS_E_SYS);
+    cr_assert_not_null(strstr(err.msg, "x.sock: No such file or directory; make it"), "%s", err.msg);
+    cr_assert_eq(chmod(dir, 0500), 0);
+    if (getuid() == 0)
+        cr_assert_eq(seteuid(65534), 0);
+    cr_assert_eq(listen_open(&l, path, 0600, &err), KVS_E_SYS);
+    (void)snprintf(inside, sizeof inside, "Permission denied; user %u must be able", (unsigned)geteuid());
+    if (getuid() == 0)
+        cr_assert_eq(seteuid(0), 0);
+    cr_assert_not_null(strstr(err.msg, inside), "%s", err.msg);
+}
+
 Test(listen, removes_socket_and_lock_when_it_closes_and_only_once)
 {
     listen_socket l;

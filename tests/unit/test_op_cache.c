@@ -1064,7 +1064,10 @@ Test(op_cache, credit_bytes_bound_what_is_in_flight)
     w.g = fx_slots(&w.c, w.ns, 8);
     fx_take(&w.c, &w.g, 8, w.slots);
     m = (fx_move){.ns = w.ns, .region = w.g.id, .n = 4, .first = 1, .slots = w.slots};
-    cr_assert_eq(fx_store(&w.c, &m, NULL), KVS_E_LIMIT, "more than could ever be admitted");
+    a = fx_call(&w.c, WIRE_STORE, fx_store_body(&m));
+    cr_assert_eq(a.status, KVS_E_LIMIT, "more than could ever be admitted");
+    cr_assert_not_null(strstr(a.msg, "(limits.credit_bytes)"), "what to change: %s", a.msg);
+    fx_done(&a);
     m.n = 2;
     m.after_counter = 1;
     m.after_value = 1;

@@ -113,6 +113,9 @@ Test(options, refuses_usage_errors)
     cr_assert_not_null(strstr(err.msg, "--config"), "%s", err.msg);
     cr_assert_eq(parse(&o, ARGS(A("--set"), A("nothing")), &err), KVS_E_INVALID);
     cr_assert_eq(parse(&o, ARGS(A("--set"), A("=3")), &err), KVS_E_INVALID);
+    cr_assert_eq(parse(&o, ARGS(A("--set"), A("tenants=[]")), &err), KVS_E_INVALID);
+    cr_assert_str_eq(err.msg, "--set tenants=[]: tenants are read from the file only");
+    cr_assert_eq(parse(&o, ARGS(A("--set"), A("tenants[0].name=a")), &err), KVS_E_INVALID);
     cr_assert_eq(parse(&o, ARGS(A("stray")), &err), KVS_E_INVALID);
     cr_assert_eq(parse(&o, ARGS(A("-z")), &err), KVS_E_INVALID);
 }
@@ -122,9 +125,13 @@ Test(options, knows_every_action)
     static const struct {
         const char *word;
         options_action action;
-    } WORDS[] = {{"--check-config", OPTIONS_CHECK},        {"--print-config", OPTIONS_PRINT_CONFIG},
-                 {"--print-schema", OPTIONS_PRINT_SCHEMA}, {"--print-table", OPTIONS_PRINT_TABLE},
-                 {"--version", OPTIONS_VERSION},           {"--help", OPTIONS_HELP}};
+    } WORDS[] = {{"--check-config", OPTIONS_CHECK},
+                 {"--print-config", OPTIONS_PRINT_CONFIG},
+                 {"--print-schema", OPTIONS_PRINT_SCHEMA},
+                 {"--print-table", OPTIONS_PRINT_TABLE},
+                 {"--version", OPTIONS_VERSION},
+                 {"--help", OPTIONS_HELP},
+                 {"-h", OPTIONS_HELP}};
 
     for (size_t i = 0; i < sizeof WORDS / sizeof WORDS[0]; i++) {
         char name[32];

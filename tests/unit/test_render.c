@@ -78,13 +78,20 @@ Test(render, shows_objects_in_a_table_short_or_as_a_table_below)
           "    0       auto  a reason that is longer than a cell has room for  -\n"
           "    1       auto  -                                                 {1}\n"
           "n  1\n");
-    SHOWS("[{\"n\":1,\"far\":{\"x\":[]}},{\"n\":2,\"far\":{\"y\":5}},{\"n\":3}]",
-          "n\n1\n2\n3\nfar\n  n  x    y\n  1  [0]  \n  2       5\n  3       \n");
+    SHOWS("[{\"n\":1,\"far\":{\"x\":[7]}},{\"n\":2,\"far\":{\"y\":5}},{\"n\":3}]",
+          "n\n1\n2\n3\nfar\n  n  x    y\n  1  [1]  \n  2       5\n  3       \n");
 }
 
 Test(render, shows_plain_and_empty_arrays_on_their_line)
 {
     SHOWS("{\"planes\":[1,\"b\",null],\"clients\":[],\"n\":1}", "planes   1 b -\nclients  none\nn        1\n");
+    SHOWS("{\"list\":[{\"n\":1,\"of\":[]}]}", "list\n  n  of\n  1  -\n");
+}
+
+/* Symptom: 'status' ended some lines behind the name. */
+Test(render, shows_an_empty_text_as_none)
+{
+    SHOWS("{\"device_name\":\"\",\"none\":null}", "device_name  -\nnone         -\n");
 }
 
 Test(render, shows_sizes_of_an_object_that_is_named_for_bytes)

@@ -284,6 +284,67 @@ Test(request, credit_is_counted_and_control_requests_have_their_own)
     fx_close(&f);
 }
 
+/* Symptom: clients with as many requests in flight as their credit allows held memory without a bound for all of them, until the
+ * kernel ended the daemon. */
+Test(request, who_holds_more_than_an_equal_part_is_refused_more)
+{
+    enum { MOST = 60 };
+    fx f;
+    fx_client greedy, modest;
+    fx_region g[2];
+    wire_slot_ref slot[MOST + 1], other;
+    fx_move m, n;
+    uint64_t id[MOST], one;
+    int in_flight = 0;
+    fx_answer a;
+
+    fx_config(&f);
+    f.cfg.memory_bytes = 40000;
+    fx_open(&f);
+    fx_client_open(&greedy, &f);
+    fx_client_open(&modest, &f);
+    m = (fx_move){.ns = fx_ns(&greedy, "m"), .n = 1, .after_counter = 1, .after_value = 1};
+    n = (fx_move){.ns = fx_ns(&modest, "m"), .n = 1, .first = 1000, .after_counter = 1, .after_value = 1};
+    g[0] = fx_slots(&greedy, m.ns, MOST + 1);
+    g[1] = fx_slots(&modest, n.ns, 1);
+    m.region = g[0].id;
+    n.region = g[1].id;
+    fx_take(&greedy, &g[0], MOST + 1, slot);
+    fx_take(&modest, &g[1], 1, &other);
+    n.slots = &other;
+    while (f.core->request_bytes < 40000) {
+        cr_assert_lt(in_flight, MOST, "%llu bytes", (unsigned long long)f.core->request_bytes);
+        m.first = (uint64_t)in_flight + 1;
+        m.slots = &slot[in_flight];
+        id[in_flight++] = fx_send(&greedy, WIRE_STORE, fx_store_body(&m));
+    }
+    m.first = MOST + 1;
+    m.slots = &slot[in_flight];
+    a = fx_call(&greedy, WIRE_STORE, fx_store_body(&m));
+    cr_assert_eq(a.status, KVS_E_BUSY);
+    cr_assert_not_null(strstr(a.msg, "limits.memory_bytes: requests in flight hold "), "%s", a.msg);
+    fx_done(&a);
+    cr_assert_eq(fx_status(&greedy, WIRE_HEALTH, fx_new()), KVS_OK);
+    one = fx_send(&modest, WIRE_STORE, fx_store_body(&n)); /* it is none of the others' fault */
+    fx_raise(&modest, 0, 1);
+    a = fx_wait(&modest, one);
+    cr_assert_eq(a.status, KVS_OK);
+    fx_done(&a);
+    fx_raise(&greedy, 0, 1);
+    for (int i = 0; i < in_flight; i++) {
+        a = fx_wait(&greedy, id[i]);
+        cr_assert_eq(a.status, KVS_OK);
+        fx_done(&a);
+    }
+    cr_assert_eq(f.core->request_bytes, 0, "%llu bytes", (unsigned long long)f.core->request_bytes);
+    cr_assert_eq(fx_store(&greedy, &m, NULL), KVS_OK);
+    fx_unmap(&g[0]);
+    fx_unmap(&g[1]);
+    fx_gone(&greedy);
+    fx_gone(&modest);
+    fx_close(&f);
+}
+
 Test(request, places_are_counted_for_clients_and_admins_apart)
 {
     fx f;

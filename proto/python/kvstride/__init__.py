@@ -2,7 +2,7 @@
 
 from .backend import BACKEND_OVERRIDE, Backend, backend_of, stride_order
 from .client import (
-    ABSENT, LOAD_NO_COPY, LOAD_SHARED, NO_SYNC, READY, WATCH_REMOVED, WATCH_RESET, WATCH_STORED, WRITING, CallResult,
+    ABSENT, DEFAULT_SOCKET, LOAD_NO_COPY, LOAD_SHARED, NO_SYNC, READY, WATCH_REMOVED, WATCH_RESET, WATCH_STORED, WRITING, CallResult,
     Client, Counters, DecodeCall, Entry, Event, Health, Hello, Lease, LoadResult, Lookup, Opened, Pending, Reset,
     Sync, WriteCall,
 )  # fmt: skip

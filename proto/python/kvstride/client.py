@@ -37,6 +37,8 @@ ABSENT, WRITING, READY = 0, 1, 2
 """States that LOOKUP tells."""
 WATCH_STORED, WATCH_REMOVED, WATCH_RESET = 1, 2, 4
 """Bits of `Client.watch`."""
+DEFAULT_SOCKET = "/run/kvstrided/kvstrided.sock"
+"""Where an installed daemon is: for a `Client` without a path, unless KVSTRIDE_SOCKET is in the environment."""
 SECTIONS = {"summary": 0, "clients": 1, "leases": 2, "keys": 3, "namespaces": 4, "fsck": 5, "tenants": 6, "metrics": 7}
 """Sections of `Client.status`."""
 
@@ -289,16 +291,17 @@ class Client:
     """A connection to the daemon, and the regions that it mapped."""
 
     def __init__(
-        self, path: str, *, name: str = "python", timeout: float = 10.0, deadline: float | None = None,
-        grace: float = 5.0, features: int = 0,
+        self, path: str | os.PathLike[str] | None = None, *, name: str = "python", timeout: float = 10.0,
+        deadline: float | None = None, grace: float = 5.0, features: int = 0,
     ) -> None:  # fmt: skip
-        """Connect to the socket at `path` and say HELLO.
+        """Connect to the socket at `path` and say HELLO. None: at $KVSTRIDE_SOCKET, else at `DEFAULT_SOCKET`.
 
         `name`: shown to operators, at most 64 bytes; `timeout`: for connecting and HELLO together; `deadline`: of
         requests that name none, None: the daemon's default; `grace`: how long behind its deadline a reply may come
         before the daemon counts as gone; `features`: `wire.FEATURE_*` bits. AwayError: nobody there; StatusError:
         refused, as `E_VERSION`.
         """
+        self._path = os.fspath(path if path is not None else os.environ.get("KVSTRIDE_SOCKET") or DEFAULT_SOCKET)
         self._deadline, self._grace = deadline, grace
         self._reader = wire.FrameReader()
         self._pending: dict[int, Pending] = {}
@@ -314,10 +317,10 @@ class Client:
         try:
             self._sock.settimeout(timeout)
             try:
-                self._sock.connect(path)
+                self._sock.connect(self._path)
             except OSError as error:
-                text = error.strerror or f"{error}: {len(os.fsencode(path))} bytes, 107 at most"
-                raise AwayError(f"{path}: {text}") from error
+                text = error.strerror or f"{error}: {len(os.fsencode(self._path))} bytes, 107 at most"
+                raise AwayError(f"{self._path}: {text}") from error
             self._sock.setblocking(False)
             text = name.encode()
             body = _pack(
@@ -842,7 +845,7 @@ class Client:
                     if events & ~select.POLLOUT:
                         self._receive()
             except OSError as error:
-                self._lose(AwayError(f"the daemon went away: {error.strerror}"))
+                self._lose(AwayError(self._gone(error)))
             except WireError as error:
                 self._lose(error)
             if not ready and left <= 0:
@@ -895,6 +898,14 @@ class Client:
             raise WireError(f"{pending.op.name}: a reply with {len(frame.fds)} descriptors")
         del self._pending[frame.id]
         pending._frame = frame
+
+    def _gone(self, error: OSError) -> str:
+        if self.counters is not None:
+            return f"the daemon went away: {error.strerror}"
+        return (
+            f"{self._path}: closed before HELLO was answered ({error.strerror}): all places are taken"
+            " (limits.max_clients), or the daemon is ending"
+        )
 
     def _lose(self, error: Exception) -> None:
         self._lost = error

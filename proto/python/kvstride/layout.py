@@ -224,8 +224,9 @@ def derive_key(tokens: Sequence[int], parent: bytes = ZERO_KEY, *, salt: bytes =
         raise LayoutError(f"parent: {len(parent)} bytes, not 32")
     try:
         ids = struct.pack(f"<{len(tokens)}I", *tokens)
-    except struct.error as error:
-        raise LayoutError(f"tokens: {error}") from None
+    except struct.error:
+        at, token = next((i, t) for i, t in enumerate(tokens) if not _is_token(t))
+        raise LayoutError(f"tokens[{at}] {token!r}: a whole number of 0..{(1 << 32) - 1}") from None
     digest = hashlib.sha256()
     for tag, data in ((b"V", b"kvstride-key-1"), (b"P", parent), (b"S", salt), (b"A", adapter), (b"T", ids)):
         digest.update(tag + struct.pack("<Q", len(data)) + data)
@@ -235,12 +236,24 @@ def derive_key(tokens: Sequence[int], parent: bytes = ZERO_KEY, *, salt: bytes =
 def derive_chain(
     tokens: Sequence[int], tokens_per_block: int, *, salt: bytes = b"", adapter: bytes = b""
 ) -> list[bytes]:
-    """Keys of the whole blocks of a prompt, first block first; tokens behind the last whole block have none."""
+    """Keys of the whole blocks of a prompt, first block first; tokens behind the last whole block have none.
+
+    LayoutError: as of `derive_key`, or tokens_per_block outside 1..4096.
+    """
+    _within("tokens_per_block", tokens_per_block, 1, MAX_TOKENS)
     keys: list[bytes] = []
     for at in range(0, len(tokens) - tokens_per_block + 1, tokens_per_block):
         block = tokens[at : at + tokens_per_block]
         keys.append(derive_key(block, keys[-1] if keys else ZERO_KEY, salt=salt, adapter=adapter))
     return keys
+
+
+def _is_token(token: object) -> bool:
+    try:
+        struct.pack("<I", token)
+    except struct.error:
+        return False
+    return True
 
 
 def _within(what: str, value: int, low: int, high: int) -> None:

@@ -1,0 +1,162 @@
+/* Growth: the pool's arena gets its memory piece by piece in the background, and another size by a reload. */
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "daemon/core.h"
+#include "daemon/log.h"
+#include "kernels/host_node.h"
+
+/* One registration is good for all devices. */
+device *core_host(const core *c)
+{
+    return c->devices[0].dev;
+}
+
+static void grow_run(pinner_task *t)
+{
+    core *c = (core *)(void *)((uint8_t *)t - offsetof(core, grow));
+    device *dev = core_host(c);
+
+    c->grow_err.status = kvs_host_node_place(c->growing.address, c->growing.bytes, c->numa_node, &c->grow_err);
+    if (!c->node_is_asked_for) /* a container that forbids it is no fault */
+        c->grow_err.status = KVS_OK;
+    if (c->grow_err.status == KVS_OK)
+        c->grow_err.status = dev->ops->host_register(dev, c->growing.address, c->growing.bytes, &c->grow_err);
+}
+
+static void grow_failed(core *c)
+{
+    core_note_status(c, c->grow_err.status);
+    if (c->grow_err.status == KVS_E_NO_SPACE) /* the device sees that pages are missing, not why */
+        (void)persist_room(c->memory, c->growing.bytes, &c->grow_err);
+    c->grow_failed = true;
+    pool_piece_failed(c->pool);
+    log_event(LOG_LEVEL_ERROR, "arena_piece_failed", " bytes=%" PRIu64 " piece=%u reason=\"%s\"", c->growing.bytes,
+              c->n_pieces, c->grow_err.msg);
+}
+
+static void grow_done(work *w)
+{
+    core *c = (core *)(void *)((uint8_t *)w - offsetof(core, grow));
+    core_piece *pieces;
+
+    c->is_growing = false;
+    if (c->grow_err.status != KVS_OK) {
+        grow_failed(c);
+        core_resize(c);
+        return;
+    }
+    pieces = realloc(c->pieces, (c->n_pieces + 1) * sizeof(*pieces));
+    if (!pieces) {
+        core_host(c)->ops->host_unregister(core_host(c), c->growing.address, c->growing.bytes);
+        (void)kvs_fail(&c->grow_err, KVS_E_NO_MEMORY, "list of pieces: out of memory");
+        grow_failed(c);
+        return;
+    }
+    c->pieces = pieces;
+    c->pieces[c->n_pieces++] = c->growing;
+    pool_piece_usable(c->pool);
+    core_resize(c);
+    core_grow(c);
+}
+
+void core_grow(core *c)
+{
+    if (c->stopped || c->is_growing || c->is_dropping || c->grow_failed ||
+        !pool_next_piece(c->pool, &c->growing.address, &c->growing.bytes))
+        return;
+    c->is_growing = true;
+    c->grow_err = (kvs_err){0};
+    c->grow.run = grow_run;
+    c->grow.work.on_done = grow_done;
+    pinner_submit(c->pinner, &c->grow, false);
+}
+
+/* ---- another size ---- */
+
+static void drop_run(pinner_task *t)
+{
+    core *c = (core *)(void *)((uint8_t *)t - offsetof(core, drop));
+    uint8_t *base = c->pieces[0].address; /* the first piece is the start of the arena, and is never dropped */
+
+    core_host(c)->ops->host_unregister(core_host(c), c->dropping.address, c->dropping.bytes);
+    (void)fallocate(pool_arena_fd(c->pool), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    (uint8_t *)c->dropping.address - base, (off_t)c->dropping.bytes);
+}
+
+static void drop_done(work *w)
+{
+    core *c = (core *)(void *)((uint8_t *)w - offsetof(core, drop));
+
+    c->is_dropping = false;
+    log_event(LOG_LEVEL_INFO, "arena_piece_dropped", " bytes=%" PRIu64 " pieces=%u", c->dropping.bytes, c->n_pieces);
+    core_resize(c);
+    core_grow(c);
+}
+
+/* Give back the last piece, once nothing of it is in use. */
+static void drop_next(core *c)
+{
+    pool_bytes b;
+
+    if (c->n_pieces < 2)
+        return;
+    pool_get_bytes(c->pool, &b);
+    c->dropping = c->pieces[c->n_pieces - 1];
+    if (!pool_drop_piece(c->pool, c->dropping.bytes, &c->dropping.address)) {
+        c->shrinks = b.giving_up > 0;
+        return;
+    }
+    c->n_pieces--;
+    c->is_dropping = true;
+    c->drop.run = drop_run;
+    c->drop.work.on_done = drop_done;
+    pinner_submit(c->pinner, &c->drop, false);
+}
+
+void core_resize(core *c)
+{
+    kvs_err err;
+
+    if (c->is_growing || c->is_dropping || c->stopped)
+        return; /* what ends then comes here again */
+    if (c->resize_due) {
+        c->resize_due = false;
+        if (pool_resize(c->pool, (uint64_t)c->config->pool_max_bytes, &err) != KVS_OK) {
+            log_event(LOG_LEVEL_ERROR, "pool_not_resized", " reason=\"%s\"", err.msg); /* see core_check_config */
+            return;
+        }
+        directory_resized(c->dir);
+        c->shrinks = c->step_due = true;
+    }
+    if (c->shrinks)
+        drop_next(c);
+}
+
+/* Smaller, it must leave the tenants what they were promised. */
+static kvs_status check_floors(const core *c, const config *next, kvs_err *err)
+{
+    const char *names[CONFIG_MAX_TENANTS];
+    uint64_t floors[CONFIG_MAX_TENANTS];
+
+    for (uint32_t t = 0; t < next->n_tenants; t++) {
+        names[t] = next->tenants[t].name;
+        floors[t] = (uint64_t)next->tenants[t].floor_bytes;
+    }
+    return directory_check_size(c->dir, (uint64_t)next->pool_max_bytes, names, floors, err);
+}
+
+kvs_status core_check_config(const core *c, const config *next, kvs_err *err)
+{
+    uint64_t most = pool_reserved(c->pool), least = pool_extent_bytes(c->pool), want = (uint64_t)next->pool_max_bytes;
+
+    if (want == (uint64_t)c->config->pool_max_bytes)
+        return KVS_OK;
+    if (want < least || want > most)
+        return kvs_fail(err, KVS_E_CONFIG,
+                        "pool.max_bytes: %" PRIu64 " bytes take a restart; %" PRIu64 "..%" PRIu64
+                        " do not (an extent, and what was reserved: pool.reserve_bytes)",
+                        want, least, most);
+    return check_floors(c, next, err);
+}

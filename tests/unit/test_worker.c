@@ -134,7 +134,7 @@ Test(worker, goes_on_while_jobs_beside_very_many_are_dropped, .timeout = 120)
     for (uint32_t i = 0; i < TURNS; i++)
         submit(STUCK + i, 0);
     cr_assert(sink_run_until(&done, TURNS));
-    cr_assert_lt(thread_now_us() - began, 1500000);
+    cr_assert_lt(thread_now_us() - began, 5000000);
     cr_assert(job_drop(&jobs[7]), "and it is found all the same");
     worker_kick(w);
     cr_assert(sink_run_until(&done, TURNS + 1));

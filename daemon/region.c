@@ -340,7 +340,7 @@ static void set_free(region *g, uint32_t slot)
         if (!x->orphan)
             unlink_key(g, slot);
     }
-    x->orphan = false;
+    x->orphan = x->unnamed = false;
     x->state = REGION_FREE;
     x->owner = NULL;
     x->gen = x->gen == UINT32_MAX ? 1 : x->gen + 1;
@@ -423,6 +423,20 @@ kvs_status region_take(region_seat *s, uint32_t *ret)
     s->n_private++;
     *ret = slot;
     return KVS_OK;
+}
+
+kvs_status region_take_unnamed(region_seat *s, uint32_t *ret)
+{
+    kvs_status st = region_take(s, ret);
+
+    if (st == KVS_OK)
+        s->region->slots[*ret].unnamed = true;
+    return st;
+}
+
+void region_named(region *g, uint32_t slot)
+{
+    g->slots[slot].unnamed = false;
 }
 
 uint32_t region_find(const region *g, const uint8_t key[32])
@@ -513,7 +527,7 @@ static bool owns(const region_seat *s, uint32_t slot)
 {
     const region_slot *x = &s->region->slots[slot];
 
-    return x->state == REGION_PRIVATE && x->owner == s;
+    return x->state == REGION_PRIVATE && x->owner == s && !x->unnamed;
 }
 
 kvs_status region_drop(region_seat *s, uint32_t slot, uint32_t gen)

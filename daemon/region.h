@@ -42,8 +42,9 @@ typedef struct region_slot {
     uint32_t prev, next, chain; /* free list or LRU; hash chain of shared ones */
     uint32_t depth;
     uint8_t state;
-    bool listed; /* in the LRU */
-    bool orphan; /* shared, but its key was reset or dropped: no longer found, freed after the last hold */
+    bool listed;  /* in the LRU */
+    bool orphan;  /* shared, but its key was reset or dropped: no longer found, freed after the last hold */
+    bool unnamed; /* private, but its owner has not been told of it: nothing that a client asks for may touch it */
 } region_slot;
 
 typedef struct region_use { /* by jobs in flight, anybody's */
@@ -111,6 +112,10 @@ bool region_leave(region_seat *s);
 /* ---- slots ---- */
 /* A slot for the seat: free, or the coldest cached one.  Private, new generation.  E_NO_SPACE. */
 kvs_status region_take(region_seat *s, uint32_t *ret);
+/* The same for a job whose end decides what becomes of it.  Until region_named it is not the client's, who may guess which one
+ * it is: it can neither be dropped nor loaded into, stored or attended to. */
+kvs_status region_take_unnamed(region_seat *s, uint32_t *ret);
+void region_named(region *g, uint32_t slot);
 /* Slots that region_take could give now. */
 uint32_t region_available(const region *g);
 /* Shared slot with this key, or REGION_NONE. */

@@ -262,15 +262,16 @@ static void dispatch(kvs_client *c, frame *f)
     client_wake_general(c);
 }
 
-/* The sender's role is ours: push out what is left of an unfinished frame. */
-static void flush_out(kvs_client *c)
+/* The sender's role is ours: push out what is left of an unfinished frame.  Bytes, or -errno. */
+static long flush_out(kvs_client *c)
 {
     long n = link_send(c->fd, c->out + c->out_sent, c->out_len - c->out_sent, NULL, 0);
 
     if (n > 0)
         c->out_sent += (size_t)n;
     if (c->out_sent == c->out_len)
-        c->out_len = c->out_sent = 0; /* an error shows when the socket is read */
+        c->out_len = c->out_sent = 0;
+    return n;
 }
 
 static void take_in(kvs_client *c, kvs_status s, kvs_err *err)
@@ -328,7 +329,7 @@ static void lead(kvs_client *c, const kvs_request *r, bool out_wanted, int64_t d
         if (p[1].revents != 0)
             take_poke(c);
         if (flush && (p[0].revents & POLLOUT))
-            flush_out(c);
+            (void)flush_out(c); /* an error shows when the socket is read */
         if (p[0].revents & ~POLLOUT)
             s = link_recv(p[0].fd, &c->reader, &err);
     }
@@ -444,6 +445,18 @@ static kvs_status pause_for_fds(int64_t deadline, kvs_err *err)
     return KVS_OK;
 }
 
+/* Some of a frame, behind what is left of an earlier one.  Bytes, or -errno. */
+static long push_some(kvs_client *c, const call *k, size_t total, size_t sent)
+{
+    long n = c->out_len > 0 ? flush_out(c) : 0;
+
+    if (n < 0)
+        return n; /* a connection that is gone is no socket that is full */
+    if (c->out_len > 0)
+        return -EAGAIN;
+    return link_send(c->fd, k->frame + sent, total - sent, k->fds, sent == 0 ? k->n_fds : 0);
+}
+
 /* Put one frame on the socket.  The sending role is ours, mu is not held.  KVS_OK also if the rest was stashed.
  * *ret_sent tells whether the daemon may have seen any of it. */
 static kvs_status push(kvs_client *c, const call *k, size_t total, size_t *ret_sent, kvs_err *err)
@@ -451,14 +464,10 @@ static kvs_status push(kvs_client *c, const call *k, size_t total, size_t *ret_s
     size_t sent = 0;
 
     while (sent < total) {
-        long n = -EAGAIN;
+        long n = push_some(c, k, total, sent);
         kvs_status s;
 
         *ret_sent = sent;
-        if (c->out_len > 0)
-            flush_out(c);
-        if (c->out_len == 0)
-            n = link_send(c->fd, k->frame + sent, total - sent, k->fds, sent == 0 ? k->n_fds : 0);
         if (n >= 0) {
             sent += (size_t)n;
         } else if (n == -ETOOMANYREFS) {
@@ -543,15 +552,13 @@ static kvs_status submit_locked(call *k, kvs_err *err)
     client_wake_general(c);
     if (s == KVS_OK)
         return s;
-    if (s != KVS_E_AWAY && sent == 0) { /* nothing of it left us: as if it had never been */
-        fl = line_find(c, id);
-        if (fl != NULL) {
-            fl->entry = WIRE_NONE32;
-            line_free(c, fl);
-        }
+    fl = line_find(c, id);                            /* none: it was answered, as the connection was lost meanwhile */
+    if (s != KVS_E_AWAY && sent == 0 && fl != NULL) { /* nothing of it left us: as if it had never been */
+        fl->entry = WIRE_NONE32;
+        line_free(c, fl);
         k->entry = entry;
         k->r->state = REQUEST_NEW;
-        return c->state == LINK_UP ? s : kvs_fail(err, KVS_E_AWAY, "%s", c->why);
+        return s;
     }
     client_lost(c, "%s", err != NULL ? err->msg : "the connection to the daemon broke");
     return KVS_OK; /* the request is answered: E_AWAY */

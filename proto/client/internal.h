@@ -267,7 +267,8 @@ struct kvs_client {
     kvs_request *all, *done_head, *done_tail;
     kvs_ns *namespaces;
     kvs_region *regions;
-    chore *chores;
+    chore *chores, *last_chore;
+    uint32_t n_chores;
     counter_page pages[CLIENT_PAGES];
     uint32_t n_pages; /* ever; the current one is pages[(n_pages - 1) % CLIENT_PAGES] */
     counter_page *aside;
@@ -305,7 +306,8 @@ kvs_status client_table(kvs_client *c, uint32_t n, kvs_err *err); /* nothing may
 /* keeper.c */
 kvs_status keeper_attempt(kvs_client *c, kvs_err *err); /* connect, HELLO, register all, publish; mu not held */
 void *keeper_main(void *client);
-void chore_add(kvs_client *c, uint16_t op, const wire_out *body); /* mu held; lost when memory is short */
+/* mu held.  Sent as soon as there is credit, however long that takes; lost with the connection, or when memory is short. */
+void chore_add(kvs_client *c, uint16_t op, const wire_out *body);
 void chores_free(kvs_client *c);
 
 /* region.c */

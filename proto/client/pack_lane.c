@@ -373,13 +373,16 @@ static void reap_and_end(pack_lane *l, const pack_job *now)
         end(l, j);
 }
 
-/* The slots of another life of the connection are not ours any more. */
+/* The slots of another life of the connection are not ours any more.  Whatever has become of the requests, a copy that was
+ * launched for one may still use them: what it reads and writes stays mapped until it is done. */
 static kvs_status renew(pack_lane *l, const pack_job *now, kvs_err *err)
 {
     if (l->region != NULL && lane_is_current(l))
         return KVS_OK;
     while (l->n_flying > 0)
         reap_and_end(l, now);
+    if (l->packer != NULL)
+        (void)client_packer_finish(l->packer, NULL);
     region_close(l);
     return staging_open(l, 0, err);
 }

@@ -498,6 +498,46 @@ Test(client, finishes_a_frame_whose_sender_ran_out_of_time)
     free(keys);
 }
 
+static void *look_up_late(void *ud)
+{
+    uint8_t key[32] = {1};
+    uint32_t hits = 1;
+
+    (void)kvs_lookup(ud, key, 1, &hits, NULL, 8000, NULL); /* behind the rest of a frame */
+    cr_assert_eq(hits, 0);
+    return NULL;
+}
+
+/* Symptom: it spun until its deadline, and the connection could not be made anew before. */
+Test(client, does_not_wait_behind_half_a_frame_for_a_daemon_that_is_gone)
+{
+    enum { N = 30000 };
+    uint8_t *keys = malloc((size_t)N * 32);
+    uint32_t hits;
+    pthread_t late;
+    kvs_ns *ns;
+    fake f;
+    kvs_client *c = start(&f, NULL);
+    int64_t begin;
+
+    keys_fill(keys, N, 1);
+    ns = ns_of(c, "m");
+    atomic_store(&f.deaf, true);
+    FAILS(KVS_E_DEADLINE, kvs_lookup(ns, keys, N, &hits, NULL, 50, &err));
+    cr_assert_eq(pthread_create(&late, NULL, look_up_late, ns), 0);
+    (void)nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 300000000},
+                    NULL); /* the library's own CANCEL gives up before */
+    begin = now_ms();
+    fake_stop(&f);
+    atomic_store(&f.deaf, false);
+    fake_start(&f);
+    OK(kvs_wait_up(c, 1, 0, &err));
+    (void)pthread_join(late, NULL);
+    cr_assert_lt(now_ms() - begin, 4000);
+    finish(&f, c);
+    free(keys);
+}
+
 /* ---- pipelined ---- */
 
 typedef struct held {
@@ -1234,6 +1274,60 @@ Test(client, settles_only_when_the_hardware_has_stopped)
     finish(&f, c);
 }
 
+/* Copies that run on, of as many LOADs as there are.  Their CANCELs are answered when a LOOKUP has come. */
+typedef struct stuck {
+    frame q[16];
+    unsigned n;
+    bool over;
+} stuck;
+
+static bool copies_run_on(fake *f, fake_conn *c, frame *q)
+{
+    static const uint8_t stopped[WIRE_cancel_rep_BYTES];
+    stuck *x = f->ud;
+
+    if (q->head.op == WIRE_LOAD)
+        return copy_runs_on(f, c, q);
+    if (q->head.op == WIRE_CANCEL && !x->over) {
+        x->q[x->n++] = *q;
+        return true;
+    }
+    x->over = x->over || q->head.op == WIRE_LOOKUP;
+    while (x->over && x->n > 0)
+        fake_reply(c, &x->q[--x->n], KVS_OK, stopped, sizeof stopped);
+    return false;
+}
+
+/* Symptom: what was not cancelled within a second, because so many others waited for their CANCELs' answers, was never settled. */
+Test(client, settles_however_many_run_on_at_once)
+{
+    enum { N = 5 };
+    static stuck x;
+    uint8_t key[32] = {1};
+    uint32_t hits;
+    kvs_slot slot = {3, 1};
+    kvs_load_result result;
+    kvs_load_args a = {.n = 1, .keys = key, .slots = &slot, .results = &result};
+    kvs_client *c;
+    fake f;
+
+    fake_init(&f);
+    f.control_requests = 2;
+    f.hook = copies_run_on;
+    f.ud = &x;
+    fake_start(&f);
+    c = client_of(&f);
+    a.ns = ns_of(c, "m");
+    OK(kvs_region_create(a.ns, 0, 8, &a.region, 0, &err));
+    for (int i = 0; i < N; i++)
+        FAILS(KVS_E_DEADLINE, kvs_load(&a, 0, &err));
+    FAILS(KVS_E_DEADLINE, kvs_settle(c, 2500, &err));
+    OK(kvs_lookup(a.ns, key, 1, &hits, NULL, 0, &err));
+    OK(kvs_settle(c, 0, &err));
+    cr_assert_eq(atomic_load(&f.ops[WIRE_CANCEL]), N);
+    finish(&f, c);
+}
+
 Test(client, cancels_a_request_and_gets_both_answers)
 {
     late l = {.op = WIRE_LOOKUP};
@@ -1447,21 +1541,24 @@ static int send_too_many(fake *f)
 Test(client, says_clearly_that_too_many_descriptors_are_in_flight)
 {
     fake *f = mmap(NULL, sizeof *f, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    char folder[108];
-    int status;
+    char folder[108], go = 0;
+    int status, gate[2];
     pid_t pid;
 
     cr_assert_neq(f, MAP_FAILED);
     fake_init(f);
+    cr_assert_eq(pipe(gate), 0);
+    pid =
+        fork(); /* before there are threads: one may hold a lock of the allocator, and under a sanitizer keep it in the child */
+    cr_assert_geq(pid, 0);
+    if (pid == 0)
+        _exit(read(gate[0], &go, 1) == 1 ? send_too_many(f) : 1);
     fake_start(f);
     (void)snprintf(folder, sizeof folder, "%s", f->path);
     *strrchr(folder, '/') = '\0';
     (void)chmod(folder, 0755);
     (void)chmod(f->path, 0777);
-    pid = fork();
-    cr_assert_geq(pid, 0);
-    if (pid == 0)
-        _exit(send_too_many(f));
+    cr_assert_eq(write(gate[1], &go, 1), 1);
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_assert(WIFEXITED(status));
     cr_assert_eq(WEXITSTATUS(status), 0, "step %d", WEXITSTATUS(status));

@@ -99,16 +99,19 @@ static pool_slot victim_of(directory *d, admission *a, uint32_t layout, uint32_t
     for (;;) {
         pool_slot s = d->ops->victim(d->evict, order, passed, ret_stamp);
         slot_info *i;
+        bool early;
 
         if (s == POOL_NONE)
             return POOL_NONE;
         i = info_of(d, s);
-        if ((i->stamp >= a->base && own) || (!a->for_quota && !may_give(d, s) && ++a->n_early <= EARLY_MAX)) {
+        early = !a->for_quota && !may_give(d, s);
+        if ((own && i->stamp >= a->base) || early) {
+            a->n_early += early;
+            if (a->n_early > EARLY_MAX && early)
+                return POOL_NONE;
             passed = s;
-            if (own && !a->for_quota)
+            if (own) /* nothing of this call goes before its end: the next search need not look at it again */
                 a->passed = s;
-        } else if (a->n_early > EARLY_MAX) {
-            return POOL_NONE;
         } else if (pool_row_of(d->pool, s)->state != POOL_READY || info_is_busy(i)) {
             d->ops->remove(d->evict, order, s);
             i->flags |= SLOT_PARKED;

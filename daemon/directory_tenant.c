@@ -77,15 +77,19 @@ bool directory_may_lose_shares(const directory *d, uint32_t extent, uint64_t slo
 
 uint64_t directory_most_pinned(const directory *d, uint32_t tenant)
 {
-    uint64_t floors = 0;
+    uint64_t kept = 0;
     pool_bytes b;
 
     if (!d->has_floors)
         return UINT64_MAX;
-    for (uint32_t t = 0; t < d->n_tenants; t++)
-        floors += t == tenant ? 0 : d->tenants[t].pub.floor_bytes;
+    for (uint32_t t = 0; t < d->n_tenants; t++) {
+        const directory_tenant *x = &d->tenants[t].pub;
+
+        if (t != tenant) /* what it pinned above its floor is as little there for the others as its floor is */
+            kept += x->pinned_bytes > x->floor_bytes ? x->pinned_bytes : x->floor_bytes;
+    }
     pool_get_bytes(d->pool, &b);
-    return b.max > floors ? b.max - floors : 0;
+    return b.max > kept ? b.max - kept : 0;
 }
 
 kvs_status directory_check_size(const directory *d, uint64_t max_bytes, const char *const *names,

@@ -43,6 +43,7 @@ void directory_take_away(directory *d, pool_slot s, uint32_t cause)
     assert(r->state == POOL_READY && i->leases == 0 && (i->flags & SLOT_PINNED) == 0);
     forget_key(d, s, r);
     d->ns[r->ns]->pub.n_ready--;
+    payer_of(d, s)->pub.n_ready--;
     d->stats.n_ready--;
     count_removed(d, &d->ns[r->ns]->pub.counts, cause);
     payer_of(d, s)->pub.evicted += cause == WIRE_CAUSE_EVICTED || cause == WIRE_CAUSE_REBOUND;
@@ -463,6 +464,7 @@ void directory_became_ready(directory *d, pool_slot s)
 {
     extent_of(d, s)->n_ready++;
     d->ns[pool_row_of(d->pool, s)->ns]->pub.n_ready++;
+    payer_of(d, s)->pub.n_ready++;
     d->stats.n_ready++;
 }
 

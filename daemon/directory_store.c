@@ -316,7 +316,7 @@ static pool_slot parent_of(const directory *d, pool_slot s)
 {
     const pool_row *r = pool_row_of(d->pool, s), *p;
 
-    if (r->parent == POOL_NONE || (p = pool_row_of(d->pool, r->parent)) == NULL)
+    if (r->parent == POOL_NONE || (p = pool_row_written(d->pool, r->parent)) == NULL)
         return POOL_NONE;
     if (p->gen != r->parent_gen || p->depth >= r->depth || !is_living(p, r->ns))
         return POOL_NONE;

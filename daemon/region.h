@@ -83,6 +83,7 @@ struct region {
     uint32_t *buckets, bucket_mask;
     uint32_t free_head, lru_head, lru_tail; /* lru_head is the coldest */
     uint32_t n_free, n_cached, n_seats;
+    uint32_t n_keys; /* that are found */
     uint32_t epoch;
     uint64_t seed;
 };

@@ -67,6 +67,7 @@ struct region_seat {
 
 struct region {
     region *prev, *next; /* the core's list */
+    region *next_token;  /* the core's table of tokens */
     uint32_t id, tenant, ns, kind, n_slots;
     uint32_t device; /* the core's number of the one that it lies on */
     bool imported;

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/disposal.h"
 #include "daemon/thread.h"
 
 /*      op, handler, who, credit, flags, group of ops, fixed part of the request and of the reply, signals when refused */
@@ -540,7 +541,7 @@ static void close_rest(frame *f)
 {
     for (uint32_t i = 0; i < f->head.n_fds; i++)
         if (f->fds[i] >= 0)
-            close(f->fds[i]);
+            disposal_close(f->fds[i]);
     f->head.n_fds = 0;
 }
 

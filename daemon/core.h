@@ -34,11 +34,13 @@ enum {
     CORE_CONTROL_CREDIT = 16,
     CORE_MAX_REGIONS = 256, /* of one peer */
     CORE_MAX_PING = 64,
-    CORE_MAX_GROUP = 64,  /* namespaces of one RESERVE */
-    CORE_MAX_PAGE = 4096, /* keys of one STATUS reply */
+    CORE_LEAST_PART = 4096, /* bytes of requests that every client may have, whatever the others have */
+    CORE_MAX_GROUP = 64,    /* namespaces of one RESERVE */
+    CORE_MAX_PAGE = 4096,   /* keys of one STATUS reply */
     CORE_EVENT_BATCH = 256,
     CORE_STUCK_US = 10 * 1000 * 1000,
     PEER_BUCKETS = 256,
+    REPLY_SLACK_BYTES = 1024, /* of a reply's memory, not worth a copy */
     REPLY_HEAD_BYTES = WIRE_HEADER_BYTES + 8 + KVS_ERR_MSG_BYTES,
 };
 
@@ -91,6 +93,7 @@ struct request {
     uint64_t came_ns;         /* for the latency, on the real clock */
     uint64_t cost_bytes;      /* drawn on the peer's credit */
     uint64_t held_bytes;      /* memory: chunks and reply */
+    uint64_t lacked_bytes;    /* that limits.memory_bytes did not let it have; 0: it had all */
     reply *reply;             /* reserved; NULL once sent */
     size_t room;              /* payload bytes it can take */
     wire_out payload;
@@ -107,7 +110,8 @@ struct request {
     size_t due_at; /* place in the core's heap plus one; 0: none */
 };
 
-/* Zeroed memory that lives as long as the request; NULL: E_NO_MEMORY.  n * size is checked. */
+/* Zeroed memory that lives as long as the request; NULL: E_NO_MEMORY, which becomes E_BUSY where it was limits.memory_bytes.
+ * n * size is checked. */
 void *request_alloc(request *r, uint64_t n, size_t size);
 /* Make sure that the reply can take `bytes` of payload; E_NO_MEMORY.  Before any effect. */
 kvs_status request_room(request *r, uint64_t bytes, kvs_err *err);

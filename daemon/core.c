@@ -7,6 +7,7 @@
 #include <sys/random.h>
 
 #include "daemon/log.h"
+#include "daemon/process.h"
 #include "kernels/host_node.h"
 
 static kvs_status make_random(void *to, size_t n, kvs_err *err)
@@ -222,6 +223,7 @@ kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, ui
     c->memory = memory;
     c->sink = sink;
     c->now_us = c->start_us = now_us;
+    c->client_fds = process_client_fds();
     c->lease_due_us = c->held_due_us = UINT64_MAX;
     c->next_region = 1;
     c->next_conn_id = 1;

@@ -172,6 +172,8 @@ kvs_status peer_seat(const peer *p, uint32_t region, region_seat **ret, kvs_err 
 kvs_status peer_slots(const peer *p, uint32_t region, uint32_t ns, region_seat **ret, kvs_err *err);
 /* May the peer have `bytes` of device memory, of which `had` are charged already?  E_LIMIT names the limit. */
 kvs_status peer_check_bytes(const peer *p, bool imported, uint64_t had, uint64_t bytes, kvs_err *err);
+/* May its tenant's regions keep `n` more descriptors?  E_LIMIT. */
+kvs_status peer_check_fds(const peer *p, uint32_t n, kvs_err *err);
 uint64_t peer_import_room(const peer *p);
 void peer_add_seat(peer *p, region_seat *s);
 
@@ -183,6 +185,7 @@ typedef struct closer {
     peer *peer; /* whose peer_gone waits for it */
     device_mem *mem;
     uint64_t bytes; /* charged: to the core, or to the peer if imported, and to the tenant */
+    uint32_t n_fds; /* charged to the tenant */
     uint32_t tenant;
     bool imported;
     void (*after)(void *ud); /* or NULL */
@@ -192,7 +195,8 @@ typedef struct closer {
 closer *closer_create(peer *p, bool imported, uint64_t bytes); /* charges the bytes; NULL: E_NO_MEMORY */
 void closer_run(closer *x, peer *p, void (*after)(void *ud), void *ud);
 void closer_charge(closer *x, uint64_t bytes); /* in place of what it was charged before */
-void closer_cancel(closer *x);                 /* there is no memory to close: the charge goes back */
+void closer_charge_fds(closer *x, uint32_t n);
+void closer_cancel(closer *x); /* there is no memory to close: the charge goes back */
 
 /* Leave: the last seat takes the region off the list and closes it on the pinner.  `after` (or NULL) is
  * called with ud when its memory is gone, at once if others are still seated. */
@@ -214,6 +218,7 @@ typedef struct core_piece {
 typedef struct core_tenant {
     uint32_t n_clients;
     uint64_t region_bytes, import_bytes; /* charged */
+    uint32_t region_fds;                 /* that its regions keep, imports included */
     struct load *lone;                   /* LOADs that one onto another device may join: load_twin.c */
 } core_tenant;
 
@@ -254,6 +259,7 @@ struct core {
     uint64_t import_bytes;  /* of all peers */
     uint64_t request_bytes; /* memory that requests hold, of all peers */
     uint32_t n_requests;    /* out */
+    uint32_t client_fds;    /* descriptors that are kept for clients are below this */
     uint32_t n_tasks;       /* on the pinner, but for the arena's growth */
     request **due;          /* heap by deadline */
     size_t n_due, cap_due;

@@ -544,7 +544,12 @@ static kvs_status run(request *r, const frame *f, kvs_err *err)
         return kvs_fail(err, KVS_E_PROTO, "body_len: %u is below the %u bytes of %s", f->head.body_len,
                         r->row->fixed_bytes, wire_op_name(r->row->op));
     s = r->row->run(r, &in, err);
-    return s == KVS_E_NO_MEMORY && r->lacked_bytes > 0 ? check_memory(r, r->lacked_bytes, err) : s;
+    if (s == KVS_E_NO_MEMORY && r->lacked_bytes > 0) {
+        kvs_status why = check_memory(r, r->lacked_bytes, err);
+
+        return why != KVS_OK ? why : s;
+    }
+    return s;
 }
 
 /* Run one request whose peer may send it; a failure is a refusal. */

@@ -425,6 +425,28 @@ Test(few_descriptors, do_not_stop_those_who_are_in)
     daemon_fini(&d);
 }
 
+/* Symptom: clients that had all descriptors kept the operator out, who alone could have seen whose they are. */
+Test(few_descriptors, do_not_keep_the_operator_out)
+{
+    raw_client in[64], operator;
+    unsigned n = 0;
+
+    daemon_init(&d);
+    d.max_fds = 64;
+    cr_assert(daemon_start(&d, CONFIG));
+    while (raw_connect(&in[n], d.socket) && raw_hello(&in[n]))
+        cr_assert_lt(++n, 64);
+    raw_close(&in[n]);
+    cr_assert_gt(n, 10);
+    cr_assert(daemon_wait_log(&d, "clients_refused reason=descriptors socket=default", 1, 5000));
+    cr_assert(raw_connect(&operator, d.admin) && raw_hello(&operator));
+    raw_close(&operator);
+    while (n > 0)
+        raw_close(&in[--n]);
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+    daemon_fini(&d);
+}
+
 /* A place is free when the daemon's loop has turned, a moment after its last holder saw the end. */
 static bool find_place(raw_client *c)
 {

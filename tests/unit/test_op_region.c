@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "daemon/core.h"
 #include "proto/backend.h"
 
 /* Device memory in and out: REGION_*, SLOT_*, through frames. */
@@ -170,7 +171,7 @@ Test(op_region, an_engine_region_with_a_tensor_a_layer_keeps_what_lies_between)
 Test(op_region, memory_that_could_shrink_or_is_too_short_is_refused)
 {
     world w;
-    int loose, tight, sparse;
+    int loose, tight, holes;
 
     start(&w);
     loose = memory(4 * FX_SLOT, false);
@@ -180,11 +181,11 @@ Test(op_region, memory_that_could_shrink_or_is_too_short_is_refused)
     cr_assert_eq(import_status(&w, 5, (wire_plane_map){0, 0, 0, FX_SLOT}, tight), KVS_E_RANGE);
     cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 16, FX_SLOT}, tight), KVS_E_RANGE);
     cr_assert_eq(import_status(&w, 1 << 20, (wire_plane_map){0, 0, 0, (UINT64_C(1) << 40) - 16}, tight), KVS_E_RANGE);
-    sparse = memfd_create("sparse", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    cr_assert_eq(ftruncate(sparse, 4 * FX_SLOT), 0);
-    cr_assert_eq(fcntl(sparse, F_ADD_SEALS, F_SEAL_SHRINK), 0);
-    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, sparse), KVS_E_INVALID);
-    close(sparse);
+    holes = memfd_create("sparse", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    cr_assert_eq(ftruncate(holes, 4 * FX_SLOT), 0);
+    cr_assert_eq(fcntl(holes, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, holes), KVS_E_INVALID);
+    close(holes);
     close(loose);
     close(tight);
     stop(&w);
@@ -507,5 +508,68 @@ Test(op_region, a_slow_unmapping_holds_up_nobody)
         fx_run(&w.f, 1);
     munmap(d.counters, WIRE_COUNTER_PAGE_BYTES);
     fx_unmap(&g);
+    stop(&w);
+}
+
+static fx_body *create_body(uint32_t ns)
+{
+    fx_body *b = fx_new();
+
+    wire_put_region_create_req(&b->out, &(wire_region_create_req){.ns = ns, .kind = WIRE_REGION_SLOTS, .n_slots = 1});
+    return b;
+}
+
+static uint32_t create(world *w, kvs_status want)
+{
+    wire_region_rep rep = {0};
+    fx_answer a = fx_call(&w->c, WIRE_REGION_CREATE, create_body(w->ns));
+
+    cr_assert_eq(a.status, want, "%s", a.msg);
+    if (want == KVS_OK)
+        wire_get_region_rep(&a.in, &rep);
+    else
+        cr_assert_not_null(strstr(a.msg, "descriptors"), "%s", a.msg);
+    fx_done(&a);
+    return rep.region;
+}
+
+static void close_region(world *w, uint32_t number)
+{
+    fx_body *b = fx_new();
+
+    wire_put_region_close_req(&b->out, &(wire_region_close_req){.region = number});
+    cr_assert_eq(fx_status(&w->c, WIRE_REGION_CLOSE, b), KVS_OK);
+}
+
+/* Symptom: two clients with 256 regions each had every descriptor of a daemon that may have 400: no other client came in, nor did
+ * the operator. */
+Test(op_region, a_tenants_regions_leave_descriptors_to_the_others)
+{
+    enum { MOST = 40 };
+    uint32_t first = 0, was;
+    world w;
+    int fd;
+
+    start(&w);
+    fd = engine_memory();
+    was = w.f.core->client_fds;
+    w.f.core->client_fds = 4 * MOST;
+    w.f.cfg.n_tenants = 2;
+    for (int i = 0; i < MOST - 1; i++)
+        first = create(&w, KVS_OK);
+    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, fd), KVS_OK);
+    (void)create(&w, KVS_E_LIMIT);
+    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, fd), KVS_E_LIMIT);
+    cr_assert_eq(w.f.core->tenants[0].region_fds, MOST);
+    close_region(&w, first);
+    first = create(&w, KVS_OK);
+    close_region(&w, first);
+    w.f.core->client_fds = 3; /* all are in use: also a reply's are not given away */
+    (void)create(&w, KVS_E_LIMIT);
+    w.f.core->client_fds = was;
+    (void)close(fd);
+    fx_gone(&w.c);
+    cr_assert_eq(w.f.core->tenants[0].region_fds, 0);
+    fx_client_open(&w.c, &w.f);
     stop(&w);
 }

@@ -151,6 +151,7 @@ void core_configured(core *c)
     empty_gone_tenants(c);
     c->step_due = true; /* somebody may be above a quota now */
     c->resize_due = true;
+    core_grow_again(c);
     core_resize(c);
     core_grow(c);
 }

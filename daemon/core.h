@@ -276,7 +276,8 @@ struct core {
     bool node_is_asked_for;      /* by the configuration, which the pinner's thread may not read */
     uint32_t n_pieces;
     bool is_growing, grow_failed;
-    pinner_task drop; /* of a piece above the pool's size */
+    bool growing_is_new; /* nothing in it is of an earlier life */
+    pinner_task drop;    /* of a piece above the pool's size */
     core_piece dropping;
     bool is_dropping, shrinks; /* shrinks: pieces may be left to drop */
     bool resize_due;           /* the config has another size than the pool */
@@ -300,6 +301,7 @@ void core_rest(core *c);
 /* growth.c */
 device *core_host(const core *c); /* which registers host memory: once is good for all devices */
 void core_grow(core *c);          /* by the next piece, if there is one and nothing else is under way */
+void core_grow_again(core *c);    /* after a failure, what core_grow then does */
 void core_resize(core *c);        /* towards the size that the configuration has now, likewise */
 
 /* links.c */

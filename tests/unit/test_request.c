@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/core.h"
@@ -620,6 +621,58 @@ Test(request, a_piece_that_cannot_be_registered_degrades_and_stores_find_no_spac
     cr_assert_eq(status, KVS_E_NO_SPACE);
     fx_unmap(&g);
     fx_gone(&c);
+    fx_close(&f);
+}
+
+static device_ops half_ops;
+static bool half_only;
+
+/* Registers all, or takes half of the memory and then finds that there is no more. */
+static kvs_status register_half(device *d, void *p, uint64_t bytes, kvs_err *err)
+{
+    (void)d;
+    memset(p, 1, half_only ? bytes / 2 : bytes);
+    return half_only ? kvs_fail(err, KVS_E_NO_SPACE, "no more memory") : KVS_OK;
+}
+
+/* What the arena takes, in KiB. */
+static long long arena_kib(const fx *f)
+{
+    struct stat st;
+
+    cr_assert_eq(fstat(pool_arena_fd(f->core->pool), &st), 0);
+    return (long long)st.st_blocks / 2;
+}
+
+/* Symptom: a piece that could not be made kept what it had got, so that others had nothing, and was never tried again. */
+Test(request, a_piece_that_cannot_be_made_gives_its_memory_back_and_a_reload_tries_again)
+{
+    fx f;
+    device *dev = NULL;
+
+    fx_config(&f);
+    f.cfg.pool_reserve_bytes = CONFIG_MIB(4);
+    f.fds_before = fx_count_fds();
+    sink_init(&f.sink);
+    cr_assert_eq(device_cpu_open(&dev, NULL), KVS_OK);
+    half_ops = *dev->ops;
+    half_ops.host_register = register_half;
+    dev->ops = &half_ops;
+    f.dev = dev;
+    cr_assert_eq(core_create(&f.core, &f.cfg, dev, sink_face(&f.sink), 0, NULL), KVS_OK);
+    fx_run(&f, 1);
+    cr_assert_eq(arena_kib(&f), 1024);
+    half_only = true;
+    f.cfg.pool_max_bytes = CONFIG_MIB(3);
+    core_configured(f.core);
+    fx_run(&f, 1);
+    cr_assert(f.core->grow_failed);
+    cr_assert_eq(arena_kib(&f), 1024);
+    half_only = false;
+    core_configured(f.core);
+    fx_run(&f, 1);
+    cr_assert(!f.core->grow_failed);
+    cr_assert_eq(arena_kib(&f), 3072);
     fx_close(&f);
 }
 

@@ -67,6 +67,7 @@ struct region_seat {
 
 struct region {
     region *prev, *next; /* the core's list */
+    region *next_token;  /* the core's table of tokens */
     uint32_t id, tenant, ns, kind, n_slots;
     uint32_t device; /* the core's number of the one that it lies on */
     bool imported;
@@ -83,6 +84,7 @@ struct region {
     uint32_t *buckets, bucket_mask;
     uint32_t free_head, lru_head, lru_tail; /* lru_head is the coldest */
     uint32_t n_free, n_cached, n_seats;
+    uint32_t n_keys; /* that are found */
     uint32_t epoch;
     uint64_t seed;
 };

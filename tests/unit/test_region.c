@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "proto/backend.h"
 #include "tests/support/random.h"
@@ -211,6 +212,31 @@ Test(region, readopted_slots_are_as_the_client_left_them)
     cr_assert_eq(region_check(g, NULL), KVS_OK);
     region_leave(a);
     region_leave(b);
+    region_destroy(g);
+}
+
+/* Keys are whatever a client likes: a common prefix, or one chosen to stand in the way of others.  Symptom: a re-offer of some
+ * ten thousand such slots stopped the daemon for minutes. */
+Test(region, keys_that_begin_alike_are_found_as_fast_as_others)
+{
+    enum { N = 1 << 17 };
+    region *g = make(N);
+    region_seat *s = sit(g);
+    wire_region_entry e = {.gen = 1, .flags = WIRE_ENTRY_SHARED};
+    clock_t began = clock();
+
+    for (uint32_t i = 0; i < N; i++) {
+        e.slot = i;
+        memcpy(e.key + 28, &i, sizeof i);
+        cr_assert_eq(region_readopt(s, &e), KVS_OK);
+        cr_assert_lt(clock() - began, 5 * CLOCKS_PER_SEC, "after %u of %d keys", i, (int)N);
+    }
+    for (uint32_t i = 0; i < N; i += 1000) {
+        memcpy(e.key + 28, &i, sizeof i);
+        cr_assert_eq(region_find(g, e.key), i);
+    }
+    cr_assert_eq(region_check(g, NULL), KVS_OK);
+    region_leave(s);
     region_destroy(g);
 }
 

@@ -319,6 +319,40 @@ Test(tenant, cannot_use_up_the_namespaces_and_layouts_of_the_others)
     fixture_fini(&f);
 }
 
+/* Descriptions are kept in one place: the longest there may be, as many as one tenant is let open. */
+static uint32_t open_long_ones(fixture *f, uint32_t t)
+{
+    static kvs_plane planes[KVS_MAX_PLANES];
+    static uint8_t canon[65536];
+    kvs_status s = KVS_OK;
+    kvs_err err = {0};
+    uint32_t n = 0, ns;
+
+    for (; s == KVS_OK; n += s == KVS_OK) {
+        kvs_namespace desc;
+        size_t len = 0;
+        char model[16];
+
+        (void)snprintf(model, sizeof model, "m%u", n);
+        cr_assert_eq(kvs_namespace_mla(model, "w", KVS_FORMAT_mla_bf16, KVS_MAX_PLANES, 1, planes, &desc, &err), KVS_OK);
+        cr_assert_eq(kvs_namespace_encode(&desc, canon, sizeof canon, &len, &err), KVS_OK);
+        s = directory_open(f->dir, t, canon, len, &ns, &err);
+    }
+    cr_assert_eq(s, KVS_E_LIMIT);
+    cr_assert_not_null(strstr(err.msg, "namespaces: "), "%s", err.msg);
+    return n;
+}
+
+Test(tenant, cannot_use_up_the_room_for_the_others_descriptions)
+{
+    fixture f;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 2 << 20, .extent_bytes = 2 << 20});
+    for (uint32_t t = 0; t < FIXTURE_TENANTS; t++)
+        cr_assert_gt(open_long_ones(&f, t), 300, "tenant %u", t);
+    fixture_fini(&f);
+}
+
 /* ---- a pool of another size ---- */
 
 enum { EXTENT = 16 << 10, PER_EXTENT = EXTENT / FIXTURE_SLOT_BYTES };

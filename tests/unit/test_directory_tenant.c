@@ -181,6 +181,32 @@ Test(tenant, nobody_evicts_another_below_its_floor_by_taking_its_extent)
     fixture_fini(&f);
 }
 
+/* First block by block, then an extent: both count. */
+Test(tenant, nobody_evicts_another_below_its_floor_in_two_ways)
+{
+    enum { THIN = 2304, THICK = 3456, PER = 16384 / THIN };
+    uint32_t thick_a, thick_b, thin_b;
+    fixture f;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 3 * 16384, .extent_bytes = 16384});
+    thick_a = fixture_open(&f, A, "model", 3);
+    thin_b = fixture_open(&f, B, "model", 2);
+    thick_b = fixture_open(&f, B, "model", 3);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, PER, 0, 0), PER);
+    cr_assert_eq(fixture_store(&f, thick_b, 1, 2, 0, 0), 2);
+    cr_assert_eq(fixture_store(&f, thin_b, 1, 3, 0, 0), 3);
+    cr_assert_eq(fixture_store(&f, thick_a, 1, 2, 0, 0), 2);
+    for (uint64_t id = 1; id <= PER; id++)
+        cr_assert_eq(fixture_load(&f, f.ns, id), KVS_OK);
+    directory_limit_tenant(f.dir, B, 0, 3 * THIN);
+    cr_assert_eq(fixture_store(&f, thick_a, 11, 3, 0, 0), 3);
+    cr_assert_eq(tenant(&f, B).used_bytes, 3 * THIN);
+    cr_assert_eq(found(&f, thick_b, 1, 2), 0);
+    cr_assert_eq(found(&f, thin_b, 1, 3), 3);
+    cr_assert_eq(found(&f, thick_a, 1, 2), 1, "its own instead");
+    fixture_fini(&f);
+}
+
 Test(tenant, over_their_floors_the_coldest_goes_whosever_it_is)
 {
     fixture f;

@@ -413,23 +413,32 @@ static enum got receive(conn *c, size_t *bytes)
     return (size_t)n < want.len && n_fds == 0 ? GOT_ALL : GOT_MORE;
 }
 
-/* Handle whole frames in the reader, up to *budget.  False: stop reading this connection for now. */
-static bool handle_frames(conn *c, int64_t *budget)
+/* What is left of a connection's turn. */
+typedef struct allowance {
+    int64_t budget; /* frames */
+    uint64_t until_us;
+} allowance;
+
+/* Handle whole frames in the reader, as far as the turn goes.  False: stop reading this connection for now. */
+static bool handle_frames(conn *c, allowance *t)
 {
+    uint64_t now_us = conn_now_us();
     kvs_err err = {0};
     frame f;
 
-    while (*budget > 0 && !c->closing && c->condemned == NULL && c->farewell == NULL && !is_paused(c)) {
+    while (t->budget > 0 && !c->closing && c->condemned == NULL && c->farewell == NULL && !is_paused(c)) {
         if (!frame_next(&c->reader, &f, &err)) {
             c->more = false;
             if (c->reader.broken != KVS_OK)
                 fault(c, &err);
             return !c->closing;
         }
-        --*budget;
         c->partial_us = 0;
-        if (peer_request(c->peer, &f, conn_now_us(), &err) == KVS_OK)
+        if (peer_request(c->peer, &f, now_us, &err) == KVS_OK) {
+            now_us = conn_now_us();
+            t->budget = now_us < t->until_us ? t->budget - 1 : 0; /* one that took long was the last */
             continue;
+        }
         if (c->info.denied != NULL)
             send_away(c);
         else
@@ -472,11 +481,11 @@ static void settle(conn *c)
 
 static void take_turn(conn *c, bool readable)
 {
-    int64_t budget = c->host->config->request_budget;
+    allowance t = {c->host->config->request_budget, conn_now_us() + CONN_TURN_US};
     enum got got = readable && c->half_us == 0 ? GOT_MORE : GOT_ALL;
     size_t bytes = 0;
 
-    while (handle_frames(c, &budget)) { /* frames that are in first */
+    while (handle_frames(c, &t)) { /* frames that are in first */
         if (got != GOT_MORE || bytes >= CONN_TURN_BYTES)
             break;
         got = receive(c, &bytes);

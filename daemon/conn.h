@@ -13,7 +13,7 @@
  *     `--- fault, time-out, peer's process dead, loop ends --------------------------------> CLOSING --->
  * freed (peer_gone; then peer closed and handles closed)
  *
- * Fair: limits.request_budget frames, or CONN_TURN_BYTES, of one connection a turn of the loop; the rest on
+ * Fair: limits.request_budget frames, CONN_TURN_BYTES or CONN_TURN_US of one connection a turn of the loop; the rest on
  * the next.
  *
  * A client that asks again within CONN_QUICK_US of its answer finds the loop awake the next time: for as long after each of
@@ -28,7 +28,7 @@
 #include "daemon/metrics.h"
 #include "daemon/request.h"
 
-enum { CONN_TURN_BYTES = 1 << 20, CONN_QUICK_US = 250 };
+enum { CONN_TURN_BYTES = 1 << 20, CONN_TURN_US = 2000, CONN_QUICK_US = 250 };
 
 typedef struct conn conn;
 

@@ -144,7 +144,18 @@ fail:
     return s;
 }
 
-kvs_status directory_ns_reserve(directory *d, uint32_t number, uint32_t tenant, kvs_err *err)
+/* As with the numbers: what one tenant describes must leave room for the others. */
+static kvs_status check_text(const directory *d, uint32_t tenant, size_t canon_len, kvs_err *err)
+{
+    uint64_t most = TABLE_TEXTS_BYTES / d->n_tenants, used = d->tenants[tenant].text_bytes;
+
+    if (d->n_tenants < 2 || used + table_ns_bytes(canon_len) <= most)
+        return KVS_OK;
+    return kvs_fail(err, KVS_E_LIMIT, "namespaces: %llu bytes of descriptions are kept, %zu more make over %llu",
+                    (unsigned long long)used, canon_len, (unsigned long long)most);
+}
+
+kvs_status directory_ns_reserve(directory *d, uint32_t number, uint32_t tenant, size_t canon_len, kvs_err *err)
 {
     uint32_t cap = d->cap_ns == 0 ? 16 : d->cap_ns * 2, most = DIRECTORY_MAX_NAMESPACES / d->n_tenants;
     uint64_t n = d->tenants[tenant].pub.n_namespaces;
@@ -153,6 +164,8 @@ kvs_status directory_ns_reserve(directory *d, uint32_t number, uint32_t tenant, 
     if (n >= most || number >= DIRECTORY_MAX_NAMESPACES)
         return kvs_fail(err, KVS_E_LIMIT, "namespaces: %lu are open, at most %lu may be", (unsigned long)n,
                         (unsigned long)most);
+    if (check_text(d, tenant, canon_len, err) != KVS_OK)
+        return KVS_E_LIMIT;
     if (number < d->cap_ns)
         return KVS_OK;
     while (cap <= number)
@@ -166,9 +179,26 @@ kvs_status directory_ns_reserve(directory *d, uint32_t number, uint32_t tenant, 
     return KVS_OK;
 }
 
+static uint64_t ns_memory(const ns_entry *n)
+{
+    return sizeof *n + n->canon_len + n->pub.desc.n_planes * sizeof *n->planes;
+}
+
+void directory_ns_unset(directory *d, uint32_t number)
+{
+    ns_entry *n = d->ns[number];
+
+    d->ns_memory -= ns_memory(n);
+    d->tenants[n->pub.tenant].text_bytes -= table_ns_bytes(n->canon_len);
+    d->tenants[n->pub.tenant].pub.n_namespaces--;
+    d->ns[number] = NULL;
+    directory_ns_destroy(n);
+}
+
 void directory_ns_set(directory *d, uint32_t number, ns_entry *n)
 {
-    d->ns_memory += sizeof *n + n->canon_len + n->pub.desc.n_planes * sizeof *n->planes;
+    d->ns_memory += ns_memory(n);
+    d->tenants[n->pub.tenant].text_bytes += table_ns_bytes(n->canon_len);
     d->ns[number] = n;
     d->tenants[n->pub.tenant].pub.n_namespaces++;
     if (number >= d->n_ns)
@@ -207,7 +237,7 @@ kvs_status directory_open(directory *d, uint32_t tenant, const uint8_t *canon, s
         return kvs_fail(err, KVS_E_PROTO, "namespace: its description is empty");
     if (tenant >= d->n_tenants)
         return kvs_fail(err, KVS_E_DENIED, "namespace: there is no tenant %lu", (unsigned long)tenant);
-    if ((s = directory_ns_reserve(d, number, tenant, err)) != KVS_OK ||
+    if ((s = directory_ns_reserve(d, number, tenant, len, err)) != KVS_OK ||
         (s = directory_ns_create(d, &n, tenant, canon, len, err)) != KVS_OK)
         return s;
     if ((s = keep_ns(d, number, n, err)) != KVS_OK) {

@@ -39,7 +39,7 @@ static kvs_status adopt_ns(directory *d, uint32_t number, kvs_err *err)
     if (pool_get_ns(d->pool, number, &kept) != TABLE_GOOD || !find_tenant(d, kept.tenant, &tenant) ||
         tenant >= d->n_tenants)
         return KVS_OK;
-    if ((s = directory_ns_reserve(d, number, tenant, err)) != KVS_OK)
+    if ((s = directory_ns_reserve(d, number, tenant, kept.canon_len, err)) != KVS_OK)
         return s == KVS_E_LIMIT ? KVS_OK : s; /* there are more tenants now, and a smaller part for each */
     s = directory_ns_create(d, &n, tenant, kept.canon, kept.canon_len, err);
     if (s != KVS_OK)
@@ -143,17 +143,13 @@ static kvs_status adopt_rows(directory *d, kvs_err *err)
 static void drop_empty(directory *d)
 {
     for (uint32_t i = 0; i < TABLE_MAX_NS; i++) {
-        ns_entry *n = i < d->n_ns ? d->ns[i] : NULL;
+        const ns_entry *n = i < d->n_ns ? d->ns[i] : NULL;
         table_ns kept;
 
         if (n != NULL && n->pub.n_ready > 0)
             continue;
-        if (n != NULL) {
-            d->ns_memory -= sizeof *n + n->canon_len + n->pub.desc.n_planes * sizeof *n->planes;
-            d->ns[i] = NULL;
-            d->tenants[n->pub.tenant].pub.n_namespaces--;
-            directory_ns_destroy(n);
-        }
+        if (n != NULL)
+            directory_ns_unset(d, i);
         if (pool_get_ns(d->pool, i, &kept) != TABLE_VOID)
             pool_drop_ns(d->pool, i);
     }

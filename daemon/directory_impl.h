@@ -63,6 +63,7 @@ typedef struct ns_entry {
 typedef struct tenant_entry {
     directory_tenant pub; /* quota_bytes UINT64_MAX: none */
     uint64_t leaving;     /* part of used_bytes: in extents that are closing */
+    uint64_t text_bytes;  /* of the table's room for descriptions */
     uint64_t n_named;     /* blocks in its leases, each as often as it is named */
     uint32_t n_layouts;   /* that it was the first to open */
 } tenant_entry;
@@ -197,8 +198,10 @@ bool directory_is_closing(const directory *d, pool_slot s);
 kvs_status directory_ns_create(directory *d, ns_entry **ret, uint32_t tenant, const uint8_t *canon, size_t len,
                                kvs_err *err);
 void directory_ns_destroy(ns_entry *n);                                                        /* NULL is fine */
-kvs_status directory_ns_reserve(directory *d, uint32_t number, uint32_t tenant, kvs_err *err); /* room in the list */
+/* Room in the list, and for a description of so many bytes. */
+kvs_status directory_ns_reserve(directory *d, uint32_t number, uint32_t tenant, size_t canon_len, kvs_err *err);
 void directory_ns_set(directory *d, uint32_t number, ns_entry *n); /* taken; room was reserved */
+void directory_ns_unset(directory *d, uint32_t number);            /* and destroyed; it has no blocks */
 
 /* directory_tenant.c */
 void directory_charge(directory *d, pool_slot s);    /* its row names the namespace */

@@ -224,6 +224,14 @@ static uint64_t layout_bytes(const directory *d, uint32_t extent)
     return info.slot_bytes;
 }
 
+/* Is the one that was found still the one to take?  What went for this list meanwhile may be all that a tenant could spare. */
+static bool is_foreign_known(const directory *d, const admission *a)
+{
+    return a->foreign_known &&
+           (a->foreign == POOL_NONE ||
+            directory_may_lose_shares(d, a->foreign, layout_bytes(d, a->foreign), a->tenant));
+}
+
 static void find_foreign(directory *d, admission *a, bool taker_has_none)
 {
     uint32_t n = pool_n_layouts(d->pool) > 1 ? pool_n_extents(d->pool) : 0;
@@ -287,7 +295,7 @@ static kvs_status take_slot(directory *d, admission *a, pool_slot *ret)
         if (victim == POOL_NONE)
             stamp = a->base;
         if (may_grow(d, a, &has_none)) {
-            if (!a->foreign_known)
+            if (!is_foreign_known(d, a))
                 find_foreign(d, a, has_none);
             if (a->foreign != POOL_NONE && a->foreign_last < stamp) {
                 rebind(d, a);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,8 +14,7 @@ enum {
     LAYOUTS_AT = NS_AT + TABLE_MAX_NS * 8,
     EXTENTS_AT = 64 << 10,
     TEXTS_AT = EXTENTS_AT + TABLE_MAX_EXTENTS * 8,
-    TEXTS_BYTES = 64 << 20,
-    ROWS_AT = TEXTS_AT + TEXTS_BYTES,
+    ROWS_AT = TEXTS_AT + TABLE_TEXTS_BYTES,
     PAGE = 4096,
 };
 #define MAGIC  UINT64_C(0x656c62617473766b) /* "kvstable" */
@@ -314,22 +314,59 @@ static void write_text(const slot_table *t, uint32_t grain, uint32_t number, con
     table_store(t, at, text_check((const text_head *)(const void *)at, len, number));
 }
 
+uint64_t table_ns_bytes(size_t canon_len)
+{
+    return (uint64_t)grains(sizeof(text_head) + TABLE_TENANT_BYTES + canon_len) * GRAIN;
+}
+
+/* Grains that texts take: where each begins, and where it ends. */
+typedef struct span {
+    uint32_t from, to;
+} span;
+
+static int compare_spans(const void *a, const void *b)
+{
+    const uint32_t x = ((const span *)a)->from, y = ((const span *)b)->from;
+
+    return (x > y) - (x < y);
+}
+
+/* Room for n grains between the texts that are in use. */
+static bool find_gap(const slot_table *t, uint32_t n, uint32_t *ret)
+{
+    span used[TABLE_MAX_NS];
+    uint32_t n_used = 0, at = 0;
+
+    for (uint32_t i = 0; i < TABLE_MAX_NS; i++) {
+        uint64_t v = *index_at(t, i), from = v & 0xffffffff, end = from + grains(v >> 32);
+
+        if (v != 0 && end <= TABLE_TEXTS_BYTES / GRAIN)
+            used[n_used++] = (span){(uint32_t)from, (uint32_t)end};
+    }
+    qsort(used, n_used, sizeof used[0], compare_spans);
+    for (uint32_t i = 0; i < n_used && (used[i].from < at || used[i].from - at < n); i++)
+        at = used[i].to > at ? used[i].to : at;
+    *ret = at;
+    return n <= TABLE_TEXTS_BYTES / GRAIN - at;
+}
+
 kvs_status table_put_ns(slot_table *t, uint32_t number, const table_ns *ns, kvs_err *err)
 {
     size_t tenant_len = strlen(ns->tenant);
     uint64_t len = sizeof(text_head) + tenant_len + ns->canon_len;
-    uint64_t at = TEXTS_AT + (uint64_t)t->text_end * GRAIN;
+    uint32_t at = t->text_end;
     kvs_status s;
 
-    if (len > TEXTS_BYTES || (uint64_t)t->text_end * GRAIN > TEXTS_BYTES - len)
+    if (len > TABLE_TEXTS_BYTES || ((uint64_t)at * GRAIN > TABLE_TEXTS_BYTES - len && !find_gap(t, grains(len), &at)))
         return kvs_fail(err, KVS_E_LIMIT, "namespaces: %llu bytes of descriptions are kept, %llu more make over %d",
-                        ULL(t->text_end) * GRAIN, ULL(len), TEXTS_BYTES);
-    s = persist_reserve(t->memory, at, len, err);
+                        ULL(t->text_end) * GRAIN, ULL(len), TABLE_TEXTS_BYTES);
+    s = persist_reserve(t->memory, TEXTS_AT + (uint64_t)at * GRAIN, len, err);
     if (s != KVS_OK)
         return s;
-    write_text(t, t->text_end, number, ns, tenant_len);
-    table_store(t, index_at(t, number), len << 32 | t->text_end);
-    t->text_end += grains(len);
+    write_text(t, at, number, ns, tenant_len);
+    table_store(t, index_at(t, number), len << 32 | at);
+    if (at + grains(len) > t->text_end)
+        t->text_end = at + grains(len);
     return KVS_OK;
 }
 
@@ -340,7 +377,7 @@ enum table_found table_get_ns(const slot_table *t, uint32_t number, table_ns *re
 
     if (v == 0)
         return TABLE_VOID;
-    if (grain * GRAIN > TEXTS_BYTES || len > TEXTS_BYTES - grain * GRAIN || len < sizeof *h ||
+    if (grain * GRAIN > TABLE_TEXTS_BYTES || len > TABLE_TEXTS_BYTES - grain * GRAIN || len < sizeof *h ||
         h->tenant_len >= TABLE_TENANT_BYTES || len != sizeof *h + (uint64_t)h->tenant_len + h->canon_len ||
         h->check != text_check(h, len, number))
         return TABLE_BAD;
@@ -364,7 +401,7 @@ void table_trim(slot_table *t)
     for (uint32_t i = 0; i < TABLE_MAX_NS; i++) {
         uint64_t v = *index_at(t, i), end = (v & 0xffffffff) + grains(v >> 32);
 
-        if (v != 0 && end > t->text_end && end <= TEXTS_BYTES / GRAIN)
+        if (v != 0 && end > t->text_end && end <= TABLE_TEXTS_BYTES / GRAIN)
             t->text_end = (uint32_t)end;
     }
 }

@@ -31,6 +31,7 @@ enum {
     TABLE_MAX_LAYOUTS = 256,
     TABLE_MAX_EXTENTS = 1 << 20,
     TABLE_TENANT_BYTES = 64, /* of a tenant's name, with the closing zero */
+    TABLE_TEXTS_BYTES = 64 << 20,
 };
 #define TABLE_NONE UINT32_C(0xffffffff)
 
@@ -94,11 +95,13 @@ typedef struct table_ns {
     const uint8_t *canon; /* in the table, until it is dropped or closed */
     size_t canon_len;
 } table_ns;
+/* Bytes that a namespace takes of TABLE_TEXTS_BYTES, at most. */
+uint64_t table_ns_bytes(size_t canon_len);
 /* E_LIMIT: no room for more text; E_NO_SPACE. */
 kvs_status table_put_ns(slot_table *t, uint32_t number, const table_ns *ns, kvs_err *err);
 enum table_found table_get_ns(const slot_table *t, uint32_t number, table_ns *ret);
 void table_drop_ns(slot_table *t, uint32_t number);
-/* After drops at the start: room behind the last text is used again. */
+/* After drops at the start: room behind the last text is used again, what lies before it when that has been used up. */
 void table_trim(slot_table *t);
 
 #endif

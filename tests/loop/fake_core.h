@@ -10,11 +10,13 @@
  *   PING    the body back           STATUS  a reply of as many bytes as the body's u32 says
  *   HEALTH  a reply with one descriptor (the body back, too)
  *   LOOKUP  answered later, by fake_release        WATCH   answered by a worker's completion (fake_post)
+ *   RESERVE the loop is kept for as many us as the body's u32 says
  *   CANCEL  fails: the connection is at fault */
 
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/request.h"
@@ -84,6 +86,16 @@ kvs_status peer_create(peer **ret, core *c, const peer_ops *ops, void *ud, const
     return KVS_OK;
 }
 
+static void fake_work(uint32_t us)
+{
+    struct timespec begin, now;
+
+    (void)clock_gettime(CLOCK_MONOTONIC, &begin);
+    do
+        (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    while ((now.tv_sec - begin.tv_sec) * 1000000 + (now.tv_nsec - begin.tv_nsec) / 1000 < us);
+}
+
 kvs_status peer_request(peer *p, frame *f, uint64_t now_us, kvs_err *err)
 {
     (void)now_us;
@@ -102,6 +114,9 @@ kvs_status peer_request(peer *p, frame *f, uint64_t now_us, kvs_err *err)
     case WIRE_LOOKUP:
         p->waiting[p->n_waiting++ % 64] = f->head.id;
         return KVS_OK;
+    case WIRE_RESERVE:
+        fake_work(wire_at_u32(f->body, 0));
+        break;
     case WIRE_CANCEL:
         return kvs_fail(err, KVS_E_PROTO, "fake fault \"quoted\"");
     case WIRE_HELLO:

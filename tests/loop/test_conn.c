@@ -461,6 +461,30 @@ Test(conn, takes_a_budget_of_frames_and_then_the_next_client_has_its_turn)
     end();
 }
 
+/* A list of 26,000 keys takes milliseconds: 32 of them are a long time for who waits. */
+Test(conn, has_its_turn_for_a_time_and_not_only_for_so_many_frames)
+{
+    enum { N = 30, US = 3000 };
+    raw_client greedy, modest;
+    wanted w = {.client = &modest};
+    uint32_t us = US;
+
+    begin();
+    join_client(&greedy);
+    join_client(&modest);
+    for (unsigned i = 0; i < N; i++)
+        cr_assert(raw_send(&greedy, WIRE_RESERVE, i, &us, sizeof us, NULL, 0));
+    cr_assert(raw_send(&modest, WIRE_PING, 7, NULL, 0, NULL, 0));
+    h.core.n_requests = 0;
+    cr_assert(loop_until(&h.loop, try_recv, &w, 5000));
+    cr_assert_leq(h.core.n_requests, 6, "%u requests were handled before the second client's", h.core.n_requests);
+    for (unsigned i = 0; i < N; i++)
+        expect(&greedy, WIRE_RESERVE, i);
+    raw_close(&greedy);
+    raw_close(&modest);
+    end();
+}
+
 static bool has_stopped_reading(void *ud)
 {
     static uint32_t last, same;

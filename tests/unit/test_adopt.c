@@ -495,6 +495,53 @@ Test(adopt, leaves_out_a_namespace_whose_text_does_not_verify)
     end();
 }
 
+/* Of the longest descriptions there may be, as many as the table takes; the number of the last one. */
+static uint32_t open_long_ones(uint32_t life, uint32_t *ret_n)
+{
+    static kvs_plane planes[KVS_MAX_PLANES];
+    static uint8_t canon[65536];
+    uint32_t ns = 0, n = 0;
+    kvs_err err = {0};
+
+    for (kvs_status s = KVS_OK; s == KVS_OK; n += s == KVS_OK) {
+        kvs_namespace desc;
+        size_t len = 0;
+        char model[32];
+
+        (void)snprintf(model, sizeof model, "life %u model %u", life, n);
+        cr_assert_eq(kvs_namespace_mla(model, "w", KVS_FORMAT_mla_bf16, KVS_MAX_PLANES, 1, planes, &desc, NULL), KVS_OK);
+        cr_assert_eq(kvs_namespace_encode(&desc, canon, sizeof canon, &len, NULL), KVS_OK);
+        s = directory_open(f.dir, 1, canon, len, &ns, &err);
+    }
+    cr_assert_eq(err.status, KVS_E_LIMIT, "%s", err.msg);
+    *ret_n = n;
+    return ns;
+}
+
+/* Of each life the last one lives on, so that what is in use lies behind all that is not. */
+Test(adopt, has_room_again_for_the_descriptions_of_those_that_are_no_more)
+{
+    enum { LIVES = 7 };
+    pool_config c = {.max_bytes = 4 << 20, .extent_bytes = 2 << 20, .memory = &memory};
+    uint32_t n = 0, first = 0, last = 0;
+
+    cr_assert_eq(persist_open(&memory, "", -1, -1, NULL), KVS_OK);
+    fixture_init_with(&f, &c);
+    for (uint32_t life = 1; life <= LIVES; life++) {
+        uint32_t before = last;
+
+        last = open_long_ones(life, &n);
+        first = life == 1 ? n : first;
+        cr_assert_geq(n, first - 2, "life %u: %u, at first %u", life, n, first);
+        cr_assert_eq(fixture_store(&f, last, life, 1, 0, 0), 1);
+        if (life > 1)
+            cr_assert_eq(directory_drop(f.dir, before, fixture_keys(life - 1, 1)), KVS_OK);
+        again_with(&c);
+        cr_assert_eq(fixture_lookup(&f, last, life, 1), 1, "nothing was written over it");
+    }
+    end();
+}
+
 static void write_row(pool_slot s, const pool_row *r)
 {
     cr_assert_eq(pwrite(memory.table_fd, r, sizeof *r, (off_t)(table_rows_offset() + (uint64_t)s * sizeof *r)),

@@ -181,6 +181,32 @@ Test(tenant, nobody_evicts_another_below_its_floor_by_taking_its_extent)
     fixture_fini(&f);
 }
 
+/* First block by block, then an extent: both count. */
+Test(tenant, nobody_evicts_another_below_its_floor_in_two_ways)
+{
+    enum { THIN = 2304, THICK = 3456, PER = 16384 / THIN };
+    uint32_t thick_a, thick_b, thin_b;
+    fixture f;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 3 * 16384, .extent_bytes = 16384});
+    thick_a = fixture_open(&f, A, "model", 3);
+    thin_b = fixture_open(&f, B, "model", 2);
+    thick_b = fixture_open(&f, B, "model", 3);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, PER, 0, 0), PER);
+    cr_assert_eq(fixture_store(&f, thick_b, 1, 2, 0, 0), 2);
+    cr_assert_eq(fixture_store(&f, thin_b, 1, 3, 0, 0), 3);
+    cr_assert_eq(fixture_store(&f, thick_a, 1, 2, 0, 0), 2);
+    for (uint64_t id = 1; id <= PER; id++)
+        cr_assert_eq(fixture_load(&f, f.ns, id), KVS_OK);
+    directory_limit_tenant(f.dir, B, 0, 3 * THIN);
+    cr_assert_eq(fixture_store(&f, thick_a, 11, 3, 0, 0), 3);
+    cr_assert_eq(tenant(&f, B).used_bytes, 3 * THIN);
+    cr_assert_eq(found(&f, thick_b, 1, 2), 0);
+    cr_assert_eq(found(&f, thin_b, 1, 3), 3);
+    cr_assert_eq(found(&f, thick_a, 1, 2), 1, "its own instead");
+    fixture_fini(&f);
+}
+
 Test(tenant, over_their_floors_the_coldest_goes_whosever_it_is)
 {
     fixture f;
@@ -316,6 +342,40 @@ Test(tenant, cannot_use_up_the_namespaces_and_layouts_of_the_others)
     cr_assert_eq(tenant(&f, A).n_namespaces, DIRECTORY_MAX_NAMESPACES / FIXTURE_TENANTS);
     (void)fixture_open(&f, B, "b", 2);
     cr_assert_eq(directory_open(f.dir, FIXTURE_TENANTS, canon, 1, &n, &err), KVS_E_DENIED);
+    fixture_fini(&f);
+}
+
+/* Descriptions are kept in one place: the longest there may be, as many as one tenant is let open. */
+static uint32_t open_long_ones(fixture *f, uint32_t t)
+{
+    static kvs_plane planes[KVS_MAX_PLANES];
+    static uint8_t canon[65536];
+    kvs_status s = KVS_OK;
+    kvs_err err = {0};
+    uint32_t n = 0, ns;
+
+    for (; s == KVS_OK; n += s == KVS_OK) {
+        kvs_namespace desc;
+        size_t len = 0;
+        char model[16];
+
+        (void)snprintf(model, sizeof model, "m%u", n);
+        cr_assert_eq(kvs_namespace_mla(model, "w", KVS_FORMAT_mla_bf16, KVS_MAX_PLANES, 1, planes, &desc, &err), KVS_OK);
+        cr_assert_eq(kvs_namespace_encode(&desc, canon, sizeof canon, &len, &err), KVS_OK);
+        s = directory_open(f->dir, t, canon, len, &ns, &err);
+    }
+    cr_assert_eq(s, KVS_E_LIMIT);
+    cr_assert_not_null(strstr(err.msg, "namespaces: "), "%s", err.msg);
+    return n;
+}
+
+Test(tenant, cannot_use_up_the_room_for_the_others_descriptions)
+{
+    fixture f;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 2 << 20, .extent_bytes = 2 << 20});
+    for (uint32_t t = 0; t < FIXTURE_TENANTS; t++)
+        cr_assert_gt(open_long_ones(&f, t), 300, "tenant %u", t);
     fixture_fini(&f);
 }
 

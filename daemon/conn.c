@@ -34,7 +34,7 @@ struct conn {
     peer_info info;
     frame_reader reader;
     reply *out, **out_tail;
-    size_t out_bytes;
+    size_t out_bytes;                                    /* that they take */
     uint64_t opened_us, partial_us, blocked_us, half_us; /* since when; 0: not */
     uint64_t answered_us;                                /* the latest reply went out; 0: none has */
     const char *farewell;  /* reason: nothing more is read, and closed when all replies are out; NULL: not */
@@ -286,8 +286,8 @@ static void on_send(void *ud, reply *r)
     r->sent = 0;
     *c->out_tail = r;
     c->out_tail = &r->next;
-    c->out_bytes += r->len;
-    c->host->out_bytes += r->len;
+    c->out_bytes += r->held;
+    c->host->out_bytes += r->held;
     if (!was_empty && c->out_bytes > (size_t)c->host->config->out_max_bytes)
         condemn(c, "unsent_replies");
     do_later(c);
@@ -298,10 +298,13 @@ static size_t on_out_bytes(const void *ud)
     return ((const conn *)ud)->out_bytes;
 }
 
+static bool on_is_behind(const void *ud)
+{
+    return is_paused(ud);
+}
+
 static void sent(conn *c, size_t n)
 {
-    c->out_bytes -= n;
-    c->host->out_bytes -= n;
     while (c->out != NULL) {
         reply *r = c->out;
         size_t part = r->len - r->sent < n ? r->len - r->sent : n;
@@ -311,6 +314,8 @@ static void sent(conn *c, size_t n)
         if (r->sent < r->len)
             break;
         c->out = r->next;
+        c->out_bytes -= r->held;
+        c->host->out_bytes -= r->held;
         reply_destroy(r);
     }
     if (c->out == NULL)
@@ -454,6 +459,8 @@ static void settle(conn *c)
     maybe_finish(c);
     if (c->closing)
         return;
+    if (!c->more)
+        frame_reader_rest(&c->reader);
     if (frame_is_partial(&c->reader) && !c->more && c->partial_us == 0 && c->farewell == NULL) {
         c->partial_us = conn_now_us();
         wait_until(c->host, c->partial_us + ms(c->host->config->frame_timeout_ms));
@@ -525,7 +532,7 @@ static void watch_process(conn *c)
     (void)uv_poll_start(&c->pid_poll, UV_READABLE, on_process_end);
 }
 
-static const peer_ops PEER_OPS = {on_send, on_out_bytes, on_peer_closed};
+static const peer_ops PEER_OPS = {on_send, on_out_bytes, on_is_behind, on_peer_closed};
 
 kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
 {

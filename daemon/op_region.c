@@ -128,11 +128,22 @@ static kvs_status join_pieces(making *m, kvs_err *err)
     return KVS_OK;
 }
 
+static uint32_t count_fds(const making *m)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < m->region->n_pieces; i++)
+        n += m->mem->dev->ops->mem_fd(m->mem, i) >= 0;
+    return n;
+}
+
 static kvs_status make_map(making *m, kvs_err *err)
 {
     region *g = m->region;
     kvs_status s = join_pieces(m, err);
 
+    if (s == KVS_OK)
+        s = peer_check_fds(m->request->peer, count_fds(m), err);
     /* The size is known now: whole pages of the device, or what the descriptors of an import hold.  Other requests may have
      * come back first. */
     if (s == KVS_OK)
@@ -173,6 +184,9 @@ static kvs_status add_piece_fds(request *r, const region *g, kvs_err *err)
         s = request_add_fd(r, fd, err);
         if (s != KVS_OK)
             return s;
+        if ((uint32_t)fd >= r->peer->core->client_fds) /* replies that are not read keep theirs */
+            return kvs_fail(err, KVS_E_LIMIT, "descriptors: all %u that clients may have are in use",
+                            r->peer->core->client_fds);
     }
     return KVS_OK;
 }
@@ -279,6 +293,7 @@ static void making_done(work *w)
         s = finish_making(m, &err);
     if (m->region && m->region->id != 0 && (s == KVS_OK || s == KVS_E_PARTIAL)) {
         closer_charge(m->closer, m->region->bytes);
+        closer_charge_fds(m->closer, count_fds(m));
         m->region->closer = m->closer;
         peer_add_seat(p, m->seat);
     } else {

@@ -204,9 +204,16 @@ void closer_charge(closer *x, uint64_t bytes)
     x->bytes = bytes;
 }
 
+void closer_charge_fds(closer *x, uint32_t n)
+{
+    x->core->tenants[x->tenant].region_fds += n - x->n_fds;
+    x->n_fds = n;
+}
+
 static void closer_free(closer *x)
 {
     closer_charge(x, 0);
+    closer_charge_fds(x, 0);
     free(x);
 }
 
@@ -244,6 +251,19 @@ kvs_status peer_check_bytes(const peer *p, bool imported, uint64_t had, uint64_t
                            limit_or_none(limits->import_bytes), err);
     return check_limit("region_bytes of tenant ", limits->name, t->region_bytes - had, bytes,
                        limit_or_none(limits->region_bytes), err);
+}
+
+/* Half of them are for connections, and of the others a tenant has an equal part. */
+kvs_status peer_check_fds(const peer *p, uint32_t n, kvs_err *err)
+{
+    const core *c = p->core;
+    uint32_t n_tenants = 0, most;
+
+    for (uint32_t t = 0; t < c->config->n_tenants; t++)
+        n_tenants += !tenant_is_gone(c->config, t);
+    most = c->client_fds / 2 / (n_tenants > 0 ? n_tenants : 1);
+    return check_limit("descriptors of the regions of tenant ", tenant_name(c->config, p->tenant),
+                       c->tenants[p->tenant].region_fds, n, most, err);
 }
 
 static uint64_t left(uint64_t most, uint64_t used)

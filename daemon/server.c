@@ -13,6 +13,7 @@
 #include "daemon/door.h"
 #include "daemon/listen.h"
 #include "daemon/log.h"
+#include "daemon/process.h"
 #include "daemon/sockio.h"
 #include "daemon/tenant.h"
 
@@ -44,22 +45,11 @@ struct server {
     uint64_t armed_us; /* what the timer is set to; UINT64_MAX: not */
     unsigned n_handles;
     int spare_fd;       /* given up to accept, and turn away, one more when descriptors have run out */
-    int max_fd;         /* connections stay below: existing clients and the core need some, too */
+    int max_fd;         /* clients stay below: see process_client_fds */
     uid_t overflow_uid; /* what the kernel says of users that do not exist here */
 };
 
 /* ---- who may come in ---- */
-static int read_max_fd(void)
-{
-    struct rlimit lim;
-    rlim_t reserve;
-
-    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur > INT32_MAX)
-        return INT32_MAX;
-    reserve = lim.rlim_cur / 8 < 64 ? lim.rlim_cur / 8 : 64;
-    return (int)(lim.rlim_cur - reserve);
-}
-
 static const char *name_of(const listener *l)
 {
     return l->door.is_admin ? "admin" : tenant_name(l->server->cfg.config, l->door.tenant);
@@ -67,7 +57,7 @@ static const char *name_of(const listener *l)
 
 static const char *is_full(const server *s, const listener *l, int fd)
 {
-    if (fd >= s->max_fd)
+    if (fd >= s->max_fd && !l->door.is_admin) /* the operator must see who has them all */
         return "descriptors";
     if (l->door.is_admin ? s->host.n_admins >= SERVER_ADMIN_PLACES
                          : s->host.n_tenant[l->door.tenant] >= (uint64_t)s->cfg.config->max_clients)
@@ -480,7 +470,7 @@ static server *server_new(const server_config *c)
     s->cfg = *c;
     s->armed_us = UINT64_MAX;
     s->overflow_uid = door_overflow_uid();
-    s->max_fd = read_max_fd();
+    s->max_fd = (int)process_client_fds();
     s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     warn_of_few_descriptors(s);
     return s;

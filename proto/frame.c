@@ -163,6 +163,15 @@ bool frame_next(frame_reader *r, frame *ret, kvs_err *err)
     return true;
 }
 
+void frame_reader_rest(frame_reader *r)
+{
+    if (r->start != r->end || r->cap <= FRAME_START_BYTES)
+        return;
+    free(r->buf);
+    r->buf = NULL;
+    r->cap = r->start = r->end = 0;
+}
+
 bool frame_is_partial(const frame_reader *r)
 {
     size_t have = r->end - r->start;

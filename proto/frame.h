@@ -54,6 +54,9 @@ kvs_status frame_got(frame_reader *r, size_t n, const int *fds, size_t n_fds, kv
  * descriptors that no frame claims, break the reader: then it answers false and r->broken says why. */
 bool frame_next(frame_reader *r, frame *ret, kvs_err *err);
 
+/* Nothing more is to come for now: what a large frame made the buffer grow to is given back, unless bytes wait in it. */
+void frame_reader_rest(frame_reader *r);
+
 /* True when bytes of an unfinished frame are waiting: the time-out for half-sent frames runs. */
 bool frame_is_partial(const frame_reader *r);
 

@@ -250,6 +250,12 @@ static size_t on_out_bytes(const void *ud)
     return 0;
 }
 
+static bool on_is_behind(const void *ud)
+{
+    (void)ud;
+    return false;
+}
+
 static void on_closed(void *ud)
 {
     ((client *)ud)->closed = true;
@@ -289,7 +295,7 @@ static void hand_in(client *c, frame *f)
 
 static void join(client *c, bool hello)
 {
-    static const peer_ops OPS = {on_send, on_out_bytes, on_closed};
+    static const peer_ops OPS = {on_send, on_out_bytes, on_is_behind, on_closed};
     peer_info info = {.uid = 1000, .pid = 42, .is_admin = c->is_admin};
     uint8_t body[WIRE_hello_req_BYTES];
     wire_out o = {body, 0, sizeof body, false};

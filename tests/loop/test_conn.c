@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -517,6 +518,47 @@ Test(conn, stops_reading_who_has_more_than_an_equal_part_of_what_all_leave_unrea
         cr_assert_eq(f.head.id, i);
     }
     cr_assert_eq(h.host.n_dropped, 0);
+    cr_assert_eq(h.host.out_bytes, 0);
+    raw_close(&other);
+    raw_close(&c);
+    end();
+}
+
+/* Symptom: 200 clients that sent PINGs and read nothing made 184 MB of replies under limits.memory_bytes of 16 MiB: a reply of 40
+ * bytes takes ten times that. */
+Test(conn, counts_what_unread_replies_take_not_what_they_say)
+{
+    uint32_t sent = 0, before;
+    size_t unsent;
+    int in_socket;
+    raw_client c, other;
+    const peer *p;
+    frame f;
+
+    begin();
+    h.config.memory_bytes = 16384;
+    join_client(&other);
+    join_client(&c);
+    before = h.core.n_requests;
+    p = h.core.peers; /* the latest */
+    cr_assert(!p->ops->is_behind(p->ud));
+    (void)fcntl(c.fd, F_SETFL, O_NONBLOCK);
+    while (raw_send(&c, WIRE_PING, sent, NULL, 0, NULL, 0)) {
+        sent++;
+        for (int i = 0; i < 2; i++)
+            (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    }
+    cr_assert_eq(ioctl(c.fd, FIONREAD, &in_socket), 0);
+    unsent = h.core.n_requests - before - (size_t)in_socket / WIRE_HEADER_BYTES;
+    cr_assert_gt(unsent, 0);
+    cr_assert_geq(h.host.out_bytes, unsent * (sizeof(reply) + WIRE_HEADER_BYTES));
+    cr_assert_leq(h.host.out_bytes, 16384 + sizeof(reply) + WIRE_HEADER_BYTES);
+    cr_assert(p->ops->is_behind(p->ud), "events would be left out");
+    (void)fcntl(c.fd, F_SETFL, 0);
+    for (unsigned i = 0; i < sent; i++) {
+        cr_assert(recv_frame(&c, &f), "reply %u: the pause is over once it reads", i);
+        cr_assert_eq(f.head.id, i);
+    }
     cr_assert_eq(h.host.out_bytes, 0);
     raw_close(&other);
     raw_close(&c);

@@ -672,3 +672,66 @@ Test(op_region, many_regions_of_others_slow_nobody_down)
     fx_unmap(&mine);
     stop(&w);
 }
+
+static fx_body *slots_body(uint32_t ns)
+{
+    fx_body *b = fx_new();
+
+    wire_put_region_create_req(&b->out, &(wire_region_create_req){.ns = ns, .kind = WIRE_REGION_SLOTS, .n_slots = 1});
+    return b;
+}
+
+static uint32_t create_slots(world *w, kvs_status want)
+{
+    wire_region_rep rep = {0};
+    fx_answer a = fx_call(&w->c, WIRE_REGION_CREATE, slots_body(w->ns));
+
+    cr_assert_eq(a.status, want, "%s", a.msg);
+    if (want == KVS_OK)
+        wire_get_region_rep(&a.in, &rep);
+    else
+        cr_assert_not_null(strstr(a.msg, "descriptors"), "%s", a.msg);
+    fx_done(&a);
+    return rep.region;
+}
+
+static void close_number(world *w, uint32_t number)
+{
+    fx_body *b = fx_new();
+
+    wire_put_region_close_req(&b->out, &(wire_region_close_req){.region = number});
+    cr_assert_eq(fx_status(&w->c, WIRE_REGION_CLOSE, b), KVS_OK);
+}
+
+/* Symptom: two clients with 256 regions each had every descriptor of a daemon that may have 400: no other client came in, nor did
+ * the operator. */
+Test(op_region, a_tenants_regions_leave_descriptors_to_the_others)
+{
+    enum { MOST = 40 };
+    uint32_t first = 0, was;
+    world w;
+    int fd;
+
+    start(&w);
+    fd = engine_memory();
+    was = w.f.core->client_fds;
+    w.f.core->client_fds = 4 * MOST;
+    w.f.cfg.n_tenants = 2;
+    for (int i = 0; i < MOST - 1; i++)
+        first = create_slots(&w, KVS_OK);
+    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, fd), KVS_OK);
+    (void)create_slots(&w, KVS_E_LIMIT);
+    cr_assert_eq(import_status(&w, 4, (wire_plane_map){0, 0, 0, FX_SLOT}, fd), KVS_E_LIMIT);
+    cr_assert_eq(w.f.core->tenants[0].region_fds, MOST);
+    close_number(&w, first);
+    first = create_slots(&w, KVS_OK);
+    close_number(&w, first);
+    w.f.core->client_fds = 3; /* all are in use: also a reply's are not given away */
+    (void)create_slots(&w, KVS_E_LIMIT);
+    w.f.core->client_fds = was;
+    (void)close(fd);
+    fx_gone(&w.c);
+    cr_assert_eq(w.f.core->tenants[0].region_fds, 0);
+    fx_client_open(&w.c, &w.f);
+    stop(&w);
+}

@@ -118,6 +118,29 @@ Test(region, a_slot_in_use_by_a_job_is_freed_when_the_job_is_back)
     region_destroy(g);
 }
 
+Test(region, a_slot_that_was_not_named_yet_is_nobodys)
+{
+    region *g = make(1);
+    region_seat *s = sit(g);
+    uint32_t slot, gen;
+
+    cr_assert_eq(region_take_unnamed(s, &slot), KVS_OK);
+    cr_assert_eq(region_take_unnamed(s, &slot), KVS_E_NO_SPACE);
+    gen = g->slots[slot].gen;
+    cr_assert_eq(region_drop(s, slot, gen), KVS_E_STATE);
+    cr_assert_eq(region_may_load(s, slot, gen), KVS_E_STATE);
+    cr_assert_eq(region_may_store(s, slot, gen, true), KVS_E_STATE);
+    cr_assert_eq(region_may_write(s, slot), KVS_E_STATE);
+    cr_assert_eq(region_may_read(s, slot), KVS_E_STATE);
+    region_named(g, slot);
+    cr_assert_eq(region_may_read(s, slot), KVS_OK);
+    cr_assert_eq(region_drop(s, slot, gen), KVS_OK);
+    cr_assert_eq(region_take_unnamed(s, &slot), KVS_OK);
+    cr_assert(region_leave(s), "it goes with its seat all the same");
+    cr_assert_eq(region_available(g), 1);
+    region_destroy(g);
+}
+
 Test(region, a_suspect_slot_is_refused_until_it_rests)
 {
     region *g = make(1);

@@ -616,7 +616,8 @@ kvs_status call_begin(call *k, kvs_client *c, kvs_request *r, uint16_t op, uint6
     if (s != KVS_OK)
         return s;
     if (body_cap > max_body)
-        return kvs_fail(err, KVS_E_LIMIT, "%s: a body of %llu bytes is more than the daemon's limit of %u; send fewer items at a time",
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "%s: a body of %llu bytes is more than the daemon's limit of %u; send fewer items at a time",
                         wire_op_name(op), (unsigned long long)body_cap, max_body);
     k->frame = k->small;
     if (WIRE_HEADER_BYTES + body_cap > sizeof k->small)

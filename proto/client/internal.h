@@ -90,9 +90,9 @@ struct kvs_request {
     uint16_t op;
     kvs_status status;
     kvs_err err;
-    uint32_t n; /* items asked for */
-    kvs_ns *ns; /* OPEN, CREATE, ATTACH, IMPORT; tracking */
-    kvs_region *region; /* whose slots the reply speaks of, or which it makes */
+    uint32_t n;            /* items asked for */
+    kvs_ns *ns;            /* OPEN, CREATE, ATTACH, IMPORT; tracking */
+    kvs_region *region;    /* whose slots the reply speaks of, or which it makes */
     void *items;           /* [n] results, by op; may be NULL */
     void *ret;             /* single result, by op */
     const void *args;      /* the caller's struct: keys and slots for tracking */
@@ -276,7 +276,8 @@ struct kvs_client {
     bool pages_stuck; /* a stream may still wait on one: they are never unmapped */
     kvs_stream *streams;
     bool entry_used[WIRE_COUNTERS]; /* of the daemon's half: a stream waits for it */
-    pthread_mutex_t gpu_mu; /* held around calls of a driver, by which pages and regions are mapped; mu is taken inside */
+    pthread_mutex_t
+        gpu_mu; /* held around calls of a driver, by which pages and regions are mapped; mu is taken inside */
 
     uint32_t watch_mask;
     kvs_event *events; /* [CLIENT_EVENTS] ring */

@@ -292,6 +292,7 @@ bool client_turn(kvs_client *c, const kvs_request *r, int64_t deadline);
 /* The same for a waiter whose wish may come true without the socket: it looks up ten times a second while it reads. */
 bool client_turn_for_any(kvs_client *c, int64_t deadline);
 void client_read_once(kvs_client *c); /* take in what is there, if nobody reads */
+void client_take_read(kvs_client *c); /* what has been read already: no poll tells of it.  Nobody reads */
 void client_leave(kvs_client *c);     /* done waiting: let another waiter read; unlocks mu */
 void client_wake_general(kvs_client *c);
 __attribute__((format(printf, 2, 3))) void client_lost(kvs_client *c, const char *fmt, ...);

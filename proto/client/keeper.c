@@ -410,6 +410,7 @@ static kvs_status publish(kvs_client *c, fresh *n, kvs_err *err)
     c->events_lost_seen = 0;
     c->up_since = clock_ns();
     c->state = LINK_UP;
+    client_take_read(c); /* events behind the last reply */
     for (waiter *w = c->waiters; w != NULL; w = w->next)
         (void)pthread_cond_signal(&w->cond);
     return KVS_OK;

@@ -1541,6 +1541,49 @@ Test(client, hands_out_events_and_counts_lost_ones)
     finish(&f, c);
 }
 
+/* The reply and an event as one piece: a reader has both or none. */
+static bool send_event_with_reply(fake *f, fake_conn *c, frame *q)
+{
+    uint8_t both[256] = {0};
+    wire_out o = {.base = both, .cap = sizeof both};
+    wire_header h = {.op = WIRE_WATCH, .id = q->head.id, .body_len = 8};
+    wire_event e = {.seq = 1, .n = 1};
+    wire_event_item item = {.type = WIRE_EVENT_STORED, .ns = 3};
+
+    (void)f;
+    if (q->head.op != WIRE_WATCH)
+        return false;
+    o.len = WIRE_HEADER_BYTES + 8 + WIRE_HEADER_BYTES;
+    wire_put_event(&o, &e);
+    wire_put_event_item(&o, &item);
+    wire_header_encode(&h, both);
+    h = (wire_header){.op = WIRE_EVENT, .body_len = (uint32_t)(o.len - WIRE_HEADER_BYTES - 8 - WIRE_HEADER_BYTES)};
+    wire_header_encode(&h, both + WIRE_HEADER_BYTES + 8);
+    fake_bytes(c, both, o.len);
+    return true;
+}
+
+Test(client, hands_out_an_event_that_came_with_the_last_reply_of_a_reconnect)
+{
+    kvs_event e[4];
+    int64_t begin;
+    uint32_t n;
+    fake f;
+    kvs_client *c = start(&f, send_event_with_reply);
+
+    OK(kvs_watch(c, 7, 0, &err));
+    OK(kvs_events(c, e, 4, &n, NULL, 0, &err));
+    cr_assert_eq(n, 1);
+    fake_stop(&f);
+    fake_start(&f);
+    OK(kvs_wait_up(c, 1, 0, &err));
+    begin = now_ms();
+    OK(kvs_events(c, e, 4, &n, NULL, 3000, &err));
+    cr_assert_eq(n, 1);
+    cr_assert_lt(now_ms() - begin, 1500, "nothing told of what had been read already");
+    finish(&f, c);
+}
+
 Test(client, runs_every_other_call_once)
 {
     kvs_report_args summary = KVS_REPORT_SUMMARY;

@@ -56,7 +56,7 @@ static bool shape_is_sound(const kvs_region *r, const wire_region_rep *v, uint32
         return false;
     if (r->info.kind == KVS_REGION_SCRATCH)
         return v->n_slots == 0;
-    return v->n_slots > 0 && v->slot_stride >= slot_bytes && v->slot_stride > 0 &&
+    return v->n_slots > 0 && v->slot_stride >= slot_bytes && v->slot_stride > 0 && v->slot_stride % 16 == 0 &&
            v->n_slots <= v->bytes / v->slot_stride && (r->info.n_slots == 0 || v->n_slots == r->info.n_slots);
 }
 

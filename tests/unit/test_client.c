@@ -1148,6 +1148,8 @@ static bool bad_region(fake *f, fake_conn *c, frame *q)
         v.n_pieces = 2;
     if (variant == 6)
         v.bytes = UINT64_MAX;
+    if (variant == 7)
+        v.slot_stride = 4088; /* a kernel takes 16 bytes at a time */
     wire_put_region_rep(&o, &v);
     fake_reply_fds(c, q, body, o.len, &fd, 1);
     (void)close(fd);
@@ -1158,7 +1160,7 @@ Test(client, maps_no_region_that_is_not_what_it_says)
 {
     unsigned before = open_fds();
 
-    for (unsigned variant = 0; variant < 7; variant++) {
+    for (unsigned variant = 0; variant < 8; variant++) {
         kvs_region *region = NULL;
         uint64_t bytes;
         void *base;

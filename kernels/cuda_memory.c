@@ -289,16 +289,17 @@ static kvs_status piece_import(cuda_device *d, cuda_piece *p, int fd, uint32_t i
     CUmemAllocationProp prop;
     CUresult e;
 
-    p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-    if (p->fd < 0)
-        return kvs_fail(err, KVS_E_SYS, "descriptor %" PRIu32 ": F_DUPFD_CLOEXEC: %s", i, strerror(errno));
-    e = d->driver.cuMemImportFromShareableHandle(&p->handle, (void *)(uintptr_t)p->fd,
+    e = d->driver.cuMemImportFromShareableHandle(&p->handle, (void *)(uintptr_t)fd,
                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (e != CUDA_SUCCESS)
         return kvs_fail(err, import_refused(d, (int)e),
                         "descriptor %" PRIu32 ": not device memory exported as a descriptor (%s)", i,
                         cudaGetErrorName((cudaError_t)e));
     p->has_handle = true;
+    /* Only now: what is no device memory may be a file whose close, which is ours to do then, takes as long as a client likes. */
+    p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    if (p->fd < 0)
+        return kvs_fail(err, KVS_E_SYS, "descriptor %" PRIu32 ": F_DUPFD_CLOEXEC: %s", i, strerror(errno));
     e = d->driver.cuMemGetAllocationPropertiesFromHandle(&prop, p->handle);
     if (e != CUDA_SUCCESS)
         return of_memory(d, kvs_cuda_fail(err, "cuMemGetAllocationPropertiesFromHandle", (int)e), err);

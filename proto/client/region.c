@@ -56,7 +56,7 @@ static bool shape_is_sound(const kvs_region *r, const wire_region_rep *v, uint32
         return false;
     if (r->info.kind == KVS_REGION_SCRATCH)
         return v->n_slots == 0;
-    return v->n_slots > 0 && v->slot_stride >= slot_bytes && v->slot_stride > 0 &&
+    return v->n_slots > 0 && v->slot_stride >= slot_bytes && v->slot_stride > 0 && v->slot_stride % 16 == 0 &&
            v->n_slots <= v->bytes / v->slot_stride && (r->info.n_slots == 0 || v->n_slots == r->info.n_slots);
 }
 
@@ -314,6 +314,21 @@ static void close_later(kvs_client *c, const kvs_region *r)
     chore_add(c, WIRE_REGION_CLOSE, &o);
 }
 
+/* The reply to a request writes to the region's table of slots. */
+static kvs_status unused_check(kvs_client *c, const kvs_region *r, kvs_err *err)
+{
+    kvs_status s = client_check_own(c, err);
+
+    if (s != KVS_OK)
+        return s;
+    (void)pthread_mutex_lock(&c->mu);
+    client_read_once(c); /* what is answered is not in flight */
+    if (client_region_in_flight(c, r))
+        s = kvs_fail(err, KVS_E_BUSY, "region: a request in flight uses it");
+    client_leave(c);
+    return s;
+}
+
 kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err)
 {
     wire_region_close_req q = {0};
@@ -321,10 +336,11 @@ kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err)
     kvs_client *c = r->c;
     bool keeper_frees;
     call k;
-    kvs_status s = call_begin(&k, c, &req, WIRE_REGION_CLOSE, WIRE_region_close_req_BYTES, timeout_ms, err);
+    kvs_status s = unused_check(c, r, err);
 
-    if (s == KVS_E_STATE)
+    if (s != KVS_OK)
         return s;
+    s = call_begin(&k, c, &req, WIRE_REGION_CLOSE, WIRE_region_close_req_BYTES, timeout_ms, err);
     if (s == KVS_OK && call_region(&k, r, &q.region, NULL) == KVS_OK) {
         wire_put_region_close_req(&k.out, &q);
         s = call_run(&k, err);
@@ -334,10 +350,6 @@ kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err)
     if (s == KVS_E_AWAY || s == KVS_E_STALE)
         s = KVS_OK; /* it went with the connection */
     (void)pthread_mutex_lock(&c->mu);
-    if (client_region_in_flight(c, r)) {
-        (void)pthread_mutex_unlock(&c->mu);
-        return kvs_fail(err, KVS_E_BUSY, "region: a request in flight uses it");
-    }
     if (s == KVS_E_DEADLINE && k.generation == c->server.generation)
         close_later(c, r);
     keeper_frees = c->registering;

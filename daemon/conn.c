@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "daemon/disposal.h"
 #include "daemon/log.h"
 #include "daemon/sockio.h"
 #include "daemon/tenant.h"
@@ -218,7 +219,7 @@ static void conn_close(conn *c)
         (void)close(c->pid_fd);
     }
     uv_close((uv_handle_t *)&c->poll, on_handle_closed);
-    (void)close(c->fd);
+    sockio_close(c->fd);
     if (c->peer != NULL)
         peer_gone(c->peer, conn_now_us()); /* may end in on_peer_closed at once; the handles keep the memory */
 }
@@ -600,7 +601,7 @@ kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
     int rc;
 
     if (c == NULL) {
-        (void)close(fd);
+        sockio_close(fd);
         return kvs_fail(err, KVS_E_NO_MEMORY, "connection: out of memory");
     }
     c->host = h;
@@ -611,13 +612,14 @@ kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
     c->opened_us = conn_now_us();
     rc = uv_poll_init(h->loop, &c->poll, fd);
     if (rc != 0) {
-        (void)close(fd);
+        sockio_close(fd);
         free(c);
         return kvs_fail(err, KVS_E_SYS, "connection: %s", uv_strerror(rc));
     }
     c->poll.data = c;
     c->n_handles = 1;
     frame_reader_init(&c->reader, (uint32_t)h->config->max_body_bytes);
+    c->reader.close_fd = disposal_close;
     list_add(&h->all, c, in_all);
     count(h, info, 1);
     s = peer_create(&c->peer, h->core, &PEER_OPS, c, info, c->opened_us, err);

@@ -40,6 +40,7 @@ enum {
     CORE_EVENT_BATCH = 256,
     CORE_STUCK_US = 10 * 1000 * 1000,
     PEER_BUCKETS = 256,
+    CORE_TOKEN_BUCKETS = 4096,
     REPLY_SLACK_BYTES = 1024, /* of a reply's memory, not worth a copy */
     REPLY_HEAD_BYTES = WIRE_HEADER_BYTES + 8 + KVS_ERR_MSG_BYTES,
 };
@@ -158,7 +159,8 @@ struct peer {
     uint64_t bytes_in_flight, import_bytes;
     uint64_t request_bytes; /* memory that its requests hold */
     region_seat *seats;
-    uint32_t n_seats, n_tasks; /* tasks on the pinner that belong to it */
+    uint32_t n_seats, n_making; /* regions; those that are being made have no seat yet */
+    uint32_t n_tasks;           /* tasks on the pinner that belong to it */
     uint32_t watch_mask;
     uint64_t watch_id, watch_seq, watch_lost;
 };
@@ -201,8 +203,10 @@ void closer_cancel(closer *x); /* there is no memory to close: the charge goes b
 /* Leave: the last seat takes the region off the list and closes it on the pinner.  `after` (or NULL) is
  * called with ud when its memory is gone, at once if others are still seated. */
 void core_leave(peer *p, region_seat *s, void (*after)(void *ud), void *ud);
-void core_add_region(core *c, region *g);
+void core_add_region(core *c, region *g);    /* it gets its number, above 0 */
 void core_remove_region(core *c, region *g); /* off the list; not destroyed */
+/* The tenant's region with this token; NULL: none. */
+region *core_find_token(const core *c, uint32_t tenant, const uint8_t token[WIRE_TOKEN_BYTES]);
 
 /* ---- the core ---- */
 typedef struct core_event {
@@ -253,15 +257,16 @@ struct core {
     uint32_t n_present;                      /* tenants with clients */
     core_tenant tenants[CONFIG_MAX_TENANTS]; /* those that are gone, too: of their last clients */
     uint64_t next_conn_id;
-    region *regions;
+    region *regions, *tokens[CORE_TOKEN_BUCKETS]; /* tokens: those that have one, by it */
     uint32_t next_region, n_regions;
-    uint64_t region_bytes;  /* daemon regions, those being made and unmapped included */
-    uint64_t import_bytes;  /* of all peers */
-    uint64_t request_bytes; /* memory that requests hold, of all peers */
-    uint32_t n_requests;    /* out */
-    uint32_t client_fds;    /* descriptors that are kept for clients are below this */
-    uint32_t n_tasks;       /* on the pinner, but for the arena's growth */
-    request **due;          /* heap by deadline */
+    bool numbers_come_again; /* next_region has passed its end */
+    uint64_t region_bytes;   /* daemon regions, those being made and unmapped included */
+    uint64_t import_bytes;   /* of all peers */
+    uint64_t request_bytes;  /* memory that requests hold, of all peers */
+    uint32_t n_requests;     /* out */
+    uint32_t client_fds;     /* descriptors that are kept for clients are below this */
+    uint32_t n_tasks;        /* on the pinner, but for the arena's growth */
+    request **due;           /* heap by deadline */
     size_t n_due, cap_due;
     uint64_t lease_due_us;
     exchange_reach reach[WIRE_MAX_DEVICES][WIRE_MAX_DEVICES];

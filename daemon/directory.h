@@ -142,7 +142,8 @@ typedef struct directory_lease {
     uint64_t bytes;
 } directory_lease;
 /* Hold the leading ready keys, the same number in every namespace (one decision: the minimum).  owner: the connection.
- * E_LIMIT: max_bytes of the tenant would be passed (counting what it holds).  n_leased may be 0: then no lease is made
+ * E_LIMIT: max_bytes of the tenant would be passed (counting what it holds), or its part of the blocks that all leases
+ * may name.  n_leased may be 0: then no lease is made
  * and the id is zeros. */
 kvs_status directory_reserve(directory *d, uint32_t tenant, uint64_t owner, const uint32_t *ns, uint32_t n_ns,
                              const uint8_t *keys, uint32_t n_keys, uint32_t max_loads, uint32_t ttl_ms, uint64_t now_us,
@@ -183,6 +184,7 @@ typedef struct directory_stats {
 } directory_stats;
 void directory_get_stats(const directory *d, uint64_t now_us, directory_stats *ret);
 uint64_t directory_tenant_leased(const directory *d, uint32_t tenant); /* bytes */
+uint64_t directory_n_leases(const directory *d, uint64_t owner);
 
 typedef struct directory_lease_info {
     uint8_t id[16];

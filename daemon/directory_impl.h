@@ -21,6 +21,7 @@
 
 enum {
     LEASE_MAX = 65536,      /* leases of everybody */
+    LEASED_MAX = 1 << 24,   /* blocks that these name, one as often as it is named: 4 bytes, and a step at the end, for each */
     SLOT_COUNT_MAX = 65535, /* holds, and leases, of one slot */
     CHAIN_MAX = 65536,      /* ancestors that one STORE renews: a million tokens at 16 a block */
     EMPTY_AT_ONCE = 4096,   /* an extent with no more blocks than this is emptied within the request */
@@ -55,11 +56,14 @@ typedef struct ns_entry {
     uint8_t *canon;
     size_t canon_len;
     kvs_plane *planes;
+    uint64_t n_taken; /* slots: its blocks in whatever state */
+    uint32_t n_named; /* leases that name it */
 } ns_entry;
 
 typedef struct tenant_entry {
     directory_tenant pub; /* quota_bytes UINT64_MAX: none */
     uint64_t leaving;     /* part of used_bytes: in extents that are closing */
+    uint64_t n_named;     /* blocks in its leases, each as often as it is named */
     uint32_t n_layouts;   /* that it was the first to open */
 } tenant_entry;
 
@@ -70,6 +74,8 @@ typedef struct lease {
     uint32_t heap_at;            /* place in directory.leases */
     struct lease *next;          /* same bucket */
     struct lease *ending;        /* scratch: to be ended together */
+    struct lease *next_owner;    /* same bucket of owners; only of the first one of an owner */
+    struct lease *same, **link;  /* the next one of the owner, and what points to this one; NULL: it is the first */
     struct lease *older, *newer; /* all, in the order in which they were made */
     uint32_t *ns;                /* [n_ns], behind the slots */
     pool_slot slots[];           /* [n_ns][n_leased] */
@@ -79,6 +85,7 @@ typedef struct lease_set {
     lease **heap; /* by ends_us, earliest first */
     uint32_t n, cap;
     lease **buckets; /* by id */
+    lease **owners;  /* by owner, one of each */
     uint32_t n_buckets;
     lease *oldest, *newest;
     uint64_t memory;
@@ -197,6 +204,7 @@ void directory_ns_set(directory *d, uint32_t number, ns_entry *n); /* taken; roo
 void directory_charge(directory *d, pool_slot s);    /* its row names the namespace */
 void directory_free_slot(directory *d, pool_slot s); /* uncharges it and gives it back to the pool */
 void directory_close_extent(directory *d, uint32_t extent);
+bool directory_has_part(const directory *d, uint32_t extent, uint32_t tenant); /* blocks of the tenant; NONE32: anybody's */
 /* Does the tenant keep its floor without `bytes` more? */
 bool directory_may_shrink(const directory *d, uint32_t tenant, uint64_t bytes);
 bool directory_is_poor(const directory *d, uint32_t tenant,

@@ -43,6 +43,7 @@ void directory_take_away(directory *d, pool_slot s, uint32_t cause)
     assert(r->state == POOL_READY && i->leases == 0 && (i->flags & SLOT_PINNED) == 0);
     forget_key(d, s, r);
     d->ns[r->ns]->pub.n_ready--;
+    payer_of(d, s)->pub.n_ready--;
     d->stats.n_ready--;
     count_removed(d, &d->ns[r->ns]->pub.counts, cause);
     payer_of(d, s)->pub.evicted += cause == WIRE_CAUSE_EVICTED || cause == WIRE_CAUSE_REBOUND;
@@ -99,16 +100,19 @@ static pool_slot victim_of(directory *d, admission *a, uint32_t layout, uint32_t
     for (;;) {
         pool_slot s = d->ops->victim(d->evict, order, passed, ret_stamp);
         slot_info *i;
+        bool early;
 
         if (s == POOL_NONE)
             return POOL_NONE;
         i = info_of(d, s);
-        if ((i->stamp >= a->base && own) || (!a->for_quota && !may_give(d, s) && ++a->n_early <= EARLY_MAX)) {
+        early = !a->for_quota && !may_give(d, s);
+        if ((own && i->stamp >= a->base) || early) {
+            a->n_early += early;
+            if (a->n_early > EARLY_MAX && early)
+                return POOL_NONE;
             passed = s;
-            if (own && !a->for_quota)
+            if (own) /* nothing of this call goes before its end: the next search need not look at it again */
                 a->passed = s;
-        } else if (a->n_early > EARLY_MAX) {
-            return POOL_NONE;
         } else if (pool_row_of(d->pool, s)->state != POOL_READY || info_is_busy(i)) {
             d->ops->remove(d->evict, order, s);
             i->flags |= SLOT_PARKED;
@@ -312,7 +316,7 @@ static pool_slot parent_of(const directory *d, pool_slot s)
 {
     const pool_row *r = pool_row_of(d->pool, s), *p;
 
-    if (r->parent == POOL_NONE || (p = pool_row_of(d->pool, r->parent)) == NULL)
+    if (r->parent == POOL_NONE || (p = pool_row_written(d->pool, r->parent)) == NULL)
         return POOL_NONE;
     if (p->gen != r->parent_gen || p->depth >= r->depth || !is_living(p, r->ns))
         return POOL_NONE;
@@ -460,6 +464,7 @@ void directory_became_ready(directory *d, pool_slot s)
 {
     extent_of(d, s)->n_ready++;
     d->ns[pool_row_of(d->pool, s)->ns]->pub.n_ready++;
+    payer_of(d, s)->pub.n_ready++;
     d->stats.n_ready++;
 }
 

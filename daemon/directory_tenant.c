@@ -15,6 +15,7 @@ void directory_charge(directory *d, pool_slot s)
     uint32_t ns = pool_row_of(d->pool, s)->ns, e = pool_extent_of(d->pool, s), t = tenant_of(d, ns);
 
     d->tenants[t].pub.used_bytes += d->ns[ns]->pub.slot_bytes;
+    d->ns[ns]->n_taken++;
     ++*(uint32_t *)sparse_touch(&d->shares, (uint64_t)e * d->max_tenants + t);
 }
 
@@ -27,6 +28,7 @@ void directory_free_slot(directory *d, pool_slot s)
 
     assert(*share > 0 && d->tenants[t].pub.used_bytes >= bytes);
     --*share;
+    d->ns[ns]->n_taken--;
     d->tenants[t].pub.used_bytes -= bytes;
     if (d->extents[e].leaving)
         d->tenants[t].leaving -= bytes;
@@ -53,6 +55,11 @@ static uint64_t staying(const tenant_entry *t)
     return t->pub.used_bytes - t->leaving;
 }
 
+bool directory_has_part(const directory *d, uint32_t extent, uint32_t tenant)
+{
+    return tenant == WIRE_NONE32 || *share_of(d, extent, tenant) > 0;
+}
+
 bool directory_may_shrink(const directory *d, uint32_t tenant, uint64_t bytes)
 {
     const tenant_entry *t = &d->tenants[tenant];
@@ -77,15 +84,19 @@ bool directory_may_lose_shares(const directory *d, uint32_t extent, uint64_t slo
 
 uint64_t directory_most_pinned(const directory *d, uint32_t tenant)
 {
-    uint64_t floors = 0;
+    uint64_t kept = 0;
     pool_bytes b;
 
     if (!d->has_floors)
         return UINT64_MAX;
-    for (uint32_t t = 0; t < d->n_tenants; t++)
-        floors += t == tenant ? 0 : d->tenants[t].pub.floor_bytes;
+    for (uint32_t t = 0; t < d->n_tenants; t++) {
+        const directory_tenant *x = &d->tenants[t].pub;
+
+        if (t != tenant) /* what it pinned above its floor is as little there for the others as its floor is */
+            kept += x->pinned_bytes > x->floor_bytes ? x->pinned_bytes : x->floor_bytes;
+    }
     pool_get_bytes(d->pool, &b);
-    return b.max > floors ? b.max - floors : 0;
+    return b.max > kept ? b.max - kept : 0;
 }
 
 kvs_status directory_check_size(const directory *d, uint64_t max_bytes, const char *const *names,
@@ -140,10 +151,6 @@ void directory_limit_tenant(directory *d, uint32_t tenant, uint64_t quota_bytes,
 void directory_get_tenant(const directory *d, uint32_t tenant, directory_tenant *ret)
 {
     *ret = d->tenants[tenant].pub;
-    ret->n_ready = 0;
-    for (uint32_t i = 0; i < d->n_ns; i++)
-        if (d->ns[i] != NULL && tenant_of(d, i) == tenant)
-            ret->n_ready += d->ns[i]->pub.n_ready;
 }
 
 /* ---- check ---- */
@@ -154,8 +161,9 @@ static kvs_status differs(kvs_err *err, const char *what, uint64_t at, uint64_t 
                     (unsigned long long)at, (unsigned long long)found, (unsigned long long)counted);
 }
 
-/* Adds what the extent's rows say to sums[t].used_bytes and .leaving; seen: scratch, [n_tenants]. */
-static kvs_status recount_extent(const directory *d, uint32_t e, tenant_entry *sums, uint32_t *seen, kvs_err *err)
+/* Adds what the extent's rows say to sums[t].used_bytes and .leaving, and to taken[ns]; seen: scratch, [n_tenants]. */
+static kvs_status recount_extent(const directory *d, uint32_t e, tenant_entry *sums, uint64_t *taken, uint32_t *seen,
+                                 kvs_err *err)
 {
     bool leaving = d->extents[e].leaving;
     pool_slot first;
@@ -170,6 +178,7 @@ static kvs_status recount_extent(const directory *d, uint32_t e, tenant_entry *s
         if (r->ns >= d->n_ns || d->ns[r->ns] == NULL)
             return differs(err, "namespace of row", first + i, r->ns, d->n_ns);
         seen[tenant_of(d, r->ns)]++;
+        taken[r->ns]++;
         sums[tenant_of(d, r->ns)].pub.used_bytes += d->ns[r->ns]->pub.slot_bytes;
         sums[tenant_of(d, r->ns)].leaving += leaving ? d->ns[r->ns]->pub.slot_bytes : 0;
     }
@@ -194,6 +203,8 @@ static kvs_status check_sums(const directory *d, const tenant_entry *sums, kvs_e
             return differs(err, "pinned and leased bytes of tenant", t,
                            sums[t].pub.pinned_bytes + sums[t].pub.leased_bytes,
                            x->pub.pinned_bytes + x->pub.leased_bytes);
+        if (sums[t].pub.n_ready != x->pub.n_ready)
+            return differs(err, "ready blocks of tenant", t, sums[t].pub.n_ready, x->pub.n_ready);
         all += x->pub.used_bytes;
     }
     pool_get_bytes(d->pool, &b);
@@ -204,21 +215,27 @@ static kvs_status check_sums(const directory *d, const tenant_entry *sums, kvs_e
 kvs_status directory_check_tenants(const directory *d, kvs_err *err)
 {
     tenant_entry *sums = calloc(d->n_tenants, sizeof *sums);
+    uint64_t *taken = calloc((size_t)d->n_ns + 1, sizeof *taken);
     uint32_t *seen = calloc(d->n_tenants, sizeof *seen);
-    kvs_status s =
-        sums != NULL && seen != NULL ? KVS_OK : kvs_fail(err, KVS_E_NO_MEMORY, "directory: no memory to check it");
+    kvs_status s = sums != NULL && taken != NULL && seen != NULL
+                       ? KVS_OK
+                       : kvs_fail(err, KVS_E_NO_MEMORY, "directory: no memory to check it");
 
     for (uint32_t e = 0; e < pool_n_extents(d->pool) && s == KVS_OK; e++)
-        s = recount_extent(d, e, sums, seen, err);
+        s = recount_extent(d, e, sums, taken, seen, err);
     for (uint32_t i = 0; i < d->n_ns && s == KVS_OK; i++) {
         if (d->ns[i] == NULL)
             continue;
+        if (taken[i] != d->ns[i]->n_taken)
+            s = differs(err, "slots of namespace", i, taken[i], d->ns[i]->n_taken);
+        sums[tenant_of(d, i)].pub.n_ready += d->ns[i]->pub.n_ready;
         sums[tenant_of(d, i)].pub.pinned_bytes += d->ns[i]->pub.n_pinned * d->ns[i]->pub.slot_bytes;
         sums[tenant_of(d, i)].pub.leased_bytes += d->ns[i]->pub.n_leased * d->ns[i]->pub.slot_bytes;
     }
     if (s == KVS_OK)
         s = check_sums(d, sums, err);
     free(seen);
+    free(taken);
     free(sums);
     return s;
 }

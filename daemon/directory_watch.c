@@ -9,7 +9,7 @@ static uint64_t directory_memory(const directory *d)
     return sizeof *d + pool_n_extents(d->pool) * sizeof *d->extents + CHAIN_MAX * sizeof *d->chain +
            sparse_resident(&d->infos) + sparse_resident(&d->shares) + d->max_tenants * sizeof *d->tenants +
            key_table_bytes(&d->table) + d->cap_ns * sizeof *d->ns + d->ns_memory +
-           d->leases.cap * sizeof *d->leases.heap + d->leases.n_buckets * sizeof *d->leases.buckets + d->leases.memory +
+           d->leases.cap * sizeof *d->leases.heap + 2 * (uint64_t)d->leases.n_buckets * sizeof *d->leases.buckets + d->leases.memory +
            d->ops->bytes(d->evict) + pool_metadata_bytes(d->pool);
 }
 
@@ -80,6 +80,7 @@ typedef struct recount {
     uint64_t *ready;  /* by namespace */
     uint64_t *pinned; /* by namespace */
     uint64_t *leased; /* by namespace */
+    uint64_t *named;  /* by namespace: leases */
     uint64_t n_found, n_held, evictable, in_order, unverified;
 } recount;
 
@@ -91,6 +92,8 @@ static kvs_status differs(kvs_err *err, const char *what, uint64_t at, uint64_t 
 
 static kvs_status recount_leases(const directory *d, recount *c, kvs_err *err)
 {
+    uint64_t slots = 0;
+
     for (uint32_t i = 0; i < d->leases.n; i++) {
         const lease *l = d->leases.heap[i];
 
@@ -98,8 +101,13 @@ static kvs_status recount_leases(const directory *d, recount *c, kvs_err *err)
             return differs(err, "place of lease", i, l->heap_at, i);
         for (uint64_t k = 0; k < (uint64_t)l->n_ns * l->n_leased; k++)
             ++*(uint16_t *)sparse_touch(&c->leases, l->slots[k]);
+        for (uint32_t k = 0; k < l->n_ns; k++)
+            c->named[l->ns[k]]++;
+        slots += (uint64_t)l->n_ns * l->n_leased;
     }
-    return KVS_OK;
+    for (uint32_t t = 0; t < d->n_tenants; t++)
+        slots -= d->tenants[t].n_named;
+    return slots == 0 ? KVS_OK : differs(err, "blocks that leases name", 0, slots, 0);
 }
 
 /* A slot whose key can be asked for. */
@@ -189,6 +197,8 @@ static kvs_status check_sums(const directory *d, const recount *c, kvs_err *err)
         if (c->pinned[i] != n->pub.n_pinned || c->leased[i] != n->pub.n_leased)
             return differs(err, "pins and leases of namespace", i, c->pinned[i] + c->leased[i],
                            n->pub.n_pinned + n->pub.n_leased);
+        if (c->named[i] != n->n_named)
+            return differs(err, "leases of namespace", i, c->named[i], n->n_named);
         ready += c->ready[i];
         pinned += c->pinned[i];
         leased += c->leased[i];
@@ -229,7 +239,7 @@ static kvs_status check_order(const directory *d, const recount *c, kvs_err *err
 kvs_status directory_check(const directory *d, kvs_err *err)
 {
     recount c = {0};
-    uint64_t *sums = calloc((size_t)d->n_ns * 3 + 1, sizeof *sums);
+    uint64_t *sums = calloc((size_t)d->n_ns * 4 + 1, sizeof *sums);
     kvs_status s = pool_check(d->pool, err);
 
     if (s == KVS_OK && sums == NULL)
@@ -240,6 +250,7 @@ kvs_status directory_check(const directory *d, kvs_err *err)
     if (s == KVS_OK) {
         c.pinned = sums + d->n_ns;
         c.leased = c.pinned + d->n_ns;
+        c.named = c.leased + d->n_ns;
         s = recount_leases(d, &c, err);
     }
     if (s == KVS_OK)

@@ -6,7 +6,7 @@
 
 enum { FIRST_BUCKETS = 64 };
 
-/* ---- the set: a heap by end, so that one long lease hides no shorter one, and a hash by id ---- */
+/* ---- the set: a heap by end, so that one long lease hides no shorter one, a hash by id, and one by owner ---- */
 
 static void heap_put(lease_set *s, uint32_t at, lease *l)
 {
@@ -54,16 +54,65 @@ static lease *set_find(const lease_set *s, const uint8_t id[16])
     return NULL;
 }
 
-static uint64_t lease_memory(const lease *l)
+/* Owners are numbers that count up. */
+static lease **owner_bucket(const lease_set *s, uint64_t owner)
 {
-    return sizeof *l + (uint64_t)l->n_ns * l->n_leased * sizeof l->slots[0] + l->n_ns * sizeof l->ns[0];
+    return &s->owners[owner & (s->n_buckets - 1)];
 }
 
-/* Room for one more in both. */
+/* Where the pointer to the owner's first lease is, or would be. */
+static lease **find_owner(const lease_set *s, uint64_t owner)
+{
+    lease **at = owner_bucket(s, owner);
+
+    while (*at != NULL && (*at)->owner != owner)
+        at = &(*at)->next_owner;
+    return at;
+}
+
+static void owner_add(const lease_set *s, lease *l)
+{
+    lease **at = find_owner(s, l->owner), *first = *at;
+
+    l->next_owner = l->same = NULL;
+    l->link = NULL;
+    if (first == NULL) {
+        *at = l;
+        return;
+    }
+    l->link = &first->same;
+    l->same = first->same;
+    if (l->same != NULL)
+        l->same->link = &l->same;
+    first->same = l;
+}
+
+static void owner_remove(const lease_set *s, lease *l)
+{
+    lease **at = l->link == NULL ? find_owner(s, l->owner) : l->link, *next = l->same;
+
+    if (l->link == NULL && next != NULL)
+        next->next_owner = l->next_owner; /* it is the first one now */
+    *at = l->link == NULL && next == NULL ? l->next_owner : next;
+    if (next != NULL)
+        next->link = l->link;
+}
+
+static uint64_t n_slots(const lease *l)
+{
+    return (uint64_t)l->n_ns * l->n_leased;
+}
+
+static uint64_t lease_memory(const lease *l)
+{
+    return sizeof *l + n_slots(l) * sizeof l->slots[0] + l->n_ns * sizeof l->ns[0];
+}
+
+/* Room for one more in all of them. */
 static kvs_status set_reserve(lease_set *s)
 {
     uint32_t cap = s->cap == 0 ? FIRST_BUCKETS : s->cap * 2;
-    lease **heap, **buckets;
+    lease **heap, **buckets, *firsts = NULL;
 
     if (s->n < s->cap)
         return KVS_OK;
@@ -71,17 +120,31 @@ static kvs_status set_reserve(lease_set *s)
     if (heap == NULL)
         return KVS_E_NO_MEMORY;
     s->heap = heap;
-    buckets = calloc(cap, sizeof *buckets);
+    buckets = calloc(2 * (size_t)cap, sizeof *buckets);
     if (buckets == NULL)
         return KVS_E_NO_MEMORY; /* the heap is larger than it says: harmless */
+    for (uint32_t i = 0; i < s->n_buckets; i++)
+        for (lease *l = s->owners[i], *next; l != NULL; l = next) {
+            next = l->next_owner;
+            l->next_owner = firsts;
+            firsts = l;
+        }
     free(s->buckets);
     s->buckets = buckets;
+    s->owners = buckets + cap;
     s->n_buckets = s->cap = cap;
     for (uint32_t i = 0; i < s->n; i++) {
         lease **b = bucket_of(s, s->heap[i]->id);
 
         s->heap[i]->next = *b;
         *b = s->heap[i];
+    }
+    for (lease *l = firsts, *next; l != NULL; l = next) {
+        lease **b = owner_bucket(s, l->owner);
+
+        next = l->next_owner;
+        l->next_owner = *b;
+        *b = l;
     }
     return KVS_OK;
 }
@@ -97,6 +160,7 @@ static void set_add(lease_set *s, lease *l)
     l->older = s->newest;
     *(s->newest != NULL ? &s->newest->newer : &s->oldest) = l;
     s->newest = l;
+    owner_add(s, l);
     s->memory += lease_memory(l);
 }
 
@@ -115,6 +179,7 @@ static void set_remove(lease_set *s, lease *l)
     }
     *(l->older != NULL ? &l->older->newer : &s->oldest) = l->newer;
     *(l->newer != NULL ? &l->newer->older : &s->newest) = l->older;
+    owner_remove(s, l);
     s->memory -= lease_memory(l);
 }
 
@@ -156,12 +221,21 @@ static void unlease_slot(directory *d, pool_slot s)
     directory_change_end(d, s, was);
 }
 
+/* What the lease names, counted with its tenant and namespaces; by: 1, or all ones to take it back. */
+static void count_named(directory *d, const lease *l, uint32_t by)
+{
+    d->tenants[l->tenant].pub.n_leases += by == 1 ? 1 : UINT64_MAX;
+    d->tenants[l->tenant].n_named += by == 1 ? n_slots(l) : -n_slots(l);
+    for (uint32_t i = 0; i < l->n_ns; i++)
+        d->ns[l->ns[i]]->n_named += by;
+}
+
 /* Shallow blocks first: the deepest is put back last, at the cold end. */
 static void lease_end(directory *d, lease *l)
 {
     set_remove(&d->leases, l);
-    d->tenants[l->tenant].pub.n_leases--;
-    for (uint64_t i = 0; i < (uint64_t)l->n_ns * l->n_leased; i++)
+    count_named(d, l, UINT32_MAX);
+    for (uint64_t i = 0; i < n_slots(l); i++)
         unlease_slot(d, l->slots[i]);
     free(l);
 }
@@ -197,7 +271,7 @@ static kvs_status check_namespaces(const directory *d, uint32_t tenant, const ui
     if (n_ns == 0)
         return kvs_fail(err, KVS_E_INVALID, "n_ns: a lease needs at least one namespace");
     for (uint32_t i = 0; i < n_ns; i++)
-        if (ns[i] >= d->n_ns || d->ns[ns[i]]->pub.tenant != tenant)
+        if (ns[i] >= d->n_ns || d->ns[ns[i]] == NULL || d->ns[ns[i]]->pub.tenant != tenant)
             return kvs_fail(err, KVS_E_NOT_FOUND, "ns: there is no namespace %lu", (unsigned long)ns[i]);
     if (d->tenants[tenant].pub.n_leases >= LEASE_MAX / d->n_tenants)
         return kvs_fail(err, KVS_E_LIMIT, "leases: %lu are held, at most %lu may be",
@@ -226,7 +300,7 @@ static uint64_t added_bytes(const directory *d, const lease *l)
 {
     uint64_t sum = 0;
 
-    for (uint64_t i = 0; i < (uint64_t)l->n_ns * l->n_leased; i++)
+    for (uint64_t i = 0; i < n_slots(l); i++)
         if (info_of(d, l->slots[i])->leases == 0)
             sum += d->ns[pool_row_of(d->pool, l->slots[i])->ns]->pub.slot_bytes;
     return sum;
@@ -234,7 +308,7 @@ static uint64_t added_bytes(const directory *d, const lease *l)
 
 static kvs_status lease_all(directory *d, const lease *l, kvs_err *err)
 {
-    for (uint64_t i = 0; i < (uint64_t)l->n_ns * l->n_leased; i++) {
+    for (uint64_t i = 0; i < n_slots(l); i++) {
         if (lease_slot(d, l->slots[i]))
             continue;
         while (i-- > 0)
@@ -259,21 +333,27 @@ static kvs_status make_id(const lease_set *s, uint8_t id[16], kvs_err *err)
 static kvs_status check_cap(const directory *d, const lease *l, uint64_t max_bytes, kvs_err *err)
 {
     uint64_t held = directory_tenant_leased(d, l->tenant), more = added_bytes(d, l);
+    uint64_t named = d->tenants[l->tenant].n_named, most = LEASED_MAX / d->n_tenants;
 
+    if (named + n_slots(l) > most)
+        return kvs_fail(err, KVS_E_LIMIT, "leases: %llu blocks are named by this tenant's, %llu more make over %llu",
+                        (unsigned long long)named, (unsigned long long)n_slots(l), (unsigned long long)most);
     if (held > max_bytes || more > max_bytes - held)
-        return kvs_fail(err, KVS_E_LIMIT, "leases: %llu bytes wanted, the tenant holds %llu of %llu",
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "leases: %llu bytes wanted, the tenant holds %llu of %llu (lease.max_percent of the pool, or "
+                        "its own lease_max_percent)",
                         (unsigned long long)more, (unsigned long long)held, (unsigned long long)max_bytes);
     return KVS_OK;
 }
 
 static lease *lease_create(directory *d, const uint32_t *ns, uint32_t n_ns, const uint8_t *keys, uint32_t n_keys)
 {
-    uint64_t n_slots = (uint64_t)n_ns * n_keys;
+    uint64_t most = (uint64_t)n_ns * n_keys;
     lease *l, *fit;
 
-    if (n_slots > (UINT64_C(1) << 32) || set_reserve(&d->leases) != KVS_OK)
+    if (most > (UINT64_C(1) << 32) || set_reserve(&d->leases) != KVS_OK)
         return NULL;
-    l = malloc(sizeof *l + n_slots * sizeof l->slots[0] + n_ns * sizeof l->ns[0]);
+    l = malloc(sizeof *l + most * sizeof l->slots[0] + n_ns * sizeof l->ns[0]);
     if (l == NULL)
         return NULL;
     *l = (lease){.n_ns = n_ns};
@@ -316,7 +396,7 @@ kvs_status directory_reserve(directory *d, uint32_t tenant, uint64_t owner, cons
         return s;
     }
     set_add(&d->leases, l);
-    d->tenants[tenant].pub.n_leases++;
+    count_named(d, l, 1);
     *ret = (directory_lease){.n_leased = l->n_leased, .ttl_ms = ttl_ms, .bytes = l->bytes};
     memcpy(ret->id, l->id, 16);
     return KVS_OK;
@@ -389,36 +469,12 @@ kvs_status directory_release(directory *d, uint32_t tenant, const uint8_t id[16]
 
 /* ---- the end ---- */
 
-typedef bool (*lease_filter)(const lease *l, const void *ud);
-
-static uint64_t end_where(directory *d, lease_filter f, const void *ud)
-{
-    lease *ending = NULL;
-    uint64_t n = 0;
-
-    /* First all, then end them: each end moves others about in the heap. */
-    for (uint32_t i = 0; i < d->leases.n; i++)
-        if (f(d->leases.heap[i], ud)) {
-            d->leases.heap[i]->ending = ending;
-            ending = d->leases.heap[i];
-        }
-    for (; ending != NULL; n++) {
-        lease *l = ending;
-
-        ending = l->ending;
-        lease_end(d, l);
-    }
-    return n;
-}
-
-static bool is_owned(const lease *l, const void *ud)
-{
-    return l->owner == *(const uint64_t *)ud;
-}
-
 void directory_owner_gone(directory *d, uint64_t owner)
 {
-    (void)end_where(d, is_owned, &owner);
+    lease *l;
+
+    while (d->leases.n > 0 && (l = *find_owner(&d->leases, owner)) != NULL)
+        lease_end(d, l);
 }
 
 uint64_t directory_expire(directory *d, uint64_t now_us)
@@ -428,27 +484,52 @@ uint64_t directory_expire(directory *d, uint64_t now_us)
     return d->leases.n > 0 ? d->leases.heap[0]->ends_us : UINT64_MAX;
 }
 
-typedef struct scope {
-    uint32_t tenant, ns;
-} scope;
-
-static bool is_in_scope(const lease *l, const void *ud)
+/* How many of the namespaces that it names are in scope. */
+static uint32_t n_in_scope(const lease *l, uint32_t tenant, uint32_t ns)
 {
-    const scope *sc = ud;
+    uint32_t n = 0;
 
-    if (sc->tenant != WIRE_NONE32 && l->tenant != sc->tenant)
-        return false;
+    if (tenant != WIRE_NONE32 && l->tenant != tenant)
+        return 0;
     for (uint32_t i = 0; i < l->n_ns; i++)
-        if (sc->ns == WIRE_NONE32 || l->ns[i] == sc->ns)
-            return true;
-    return false;
+        n += ns == WIRE_NONE32 || l->ns[i] == ns;
+    return n;
+}
+
+/* The same of all leases. */
+static uint64_t all_in_scope(const directory *d, uint32_t tenant, uint32_t ns)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < d->n_ns; i++)
+        if (d->ns[i] != NULL && (ns == WIRE_NONE32 || ns == i) &&
+            (tenant == WIRE_NONE32 || tenant == d->ns[i]->pub.tenant))
+            n += d->ns[i]->n_named;
+    return n;
 }
 
 uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns)
 {
-    scope sc = {.tenant = tenant, .ns = ns};
+    uint64_t left = all_in_scope(d, tenant, ns), n = 0;
+    lease *ending = NULL;
 
-    return end_where(d, is_in_scope, &sc);
+    /* First all, then end them: each end changes the list.  Who has none, or only new ones, does not pay for the others'. */
+    for (lease *l = d->leases.newest; l != NULL && left > 0; l = l->older) {
+        uint32_t named = n_in_scope(l, tenant, ns);
+
+        if (named == 0)
+            continue;
+        left -= named;
+        l->ending = ending;
+        ending = l;
+    }
+    for (; ending != NULL; n++) {
+        lease *l = ending;
+
+        ending = l->ending;
+        lease_end(d, l);
+    }
+    return n;
 }
 
 /* ---- watching ---- */
@@ -456,6 +537,15 @@ uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns)
 uint64_t directory_tenant_leased(const directory *d, uint32_t tenant)
 {
     return d->tenants[tenant].pub.leased_bytes;
+}
+
+uint64_t directory_n_leases(const directory *d, uint64_t owner)
+{
+    uint64_t n = 0;
+
+    for (const lease *l = d->leases.n > 0 ? *find_owner(&d->leases, owner) : NULL; l != NULL; l = l->same)
+        n++;
+    return n;
 }
 
 void directory_each_lease(const directory *d, uint64_t now_us, void (*f)(void *ud, const directory_lease_info *l),

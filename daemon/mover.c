@@ -16,6 +16,8 @@ enum {
 #define PART_BYTES  (UINT64_C(8) << 20) /* that are looked up before the first of them are on their way */
 #define LAST_SUMMED (UINT64_C(2) << 20)
 
+_Static_assert(MOVER_NO_SUM == SUMS_NONE, "a sum that was not begun is none");
+
 /* What is there of the job now. */
 static void look(mover_run *r)
 {
@@ -213,13 +215,12 @@ static void sum_item(mover_run *r, mover_item *it, uint64_t bytes)
 
     if (r->m->dir != DEVICE_STORE || !j->checksum)
         return;
-    if (r->m->sums == NULL && whole)
-        it->checksum = sums_one(it->host, bytes);
-    if (r->m->sums == NULL)
-        return;
-    if (j->open_sum == MOVER_NO_SUM)
+    if (r->m->sums != NULL && j->open_sum == MOVER_NO_SUM)
         j->open_sum = sums_begin(r->m->sums, it->host, j->map->slot_bytes, &it->checksum);
-    sums_reach(r->m->sums, j->open_sum, bytes);
+    if (j->open_sum != MOVER_NO_SUM)
+        sums_reach(r->m->sums, j->open_sum, bytes);
+    else if (whole) /* nobody else has room for it: very many jobs were overtaken with a block half there */
+        it->checksum = sums_one(it->host, bytes);
     if (whole)
         j->open_sum = MOVER_NO_SUM;
 }

@@ -18,16 +18,20 @@ static const uint8_t *key_of(const load *l, uint32_t i)
 
 /* ---- the end of a job ---- */
 
-/* A block that cannot be loaded would be found and tried again for ever. */
+/* A block that cannot be loaded would be found and tried again for ever.  If it was dropped meanwhile its key may be that of
+ * another one. */
 static void forget_block(const load *l, uint32_t i)
 {
-    directory *d = l->request->peer->core->dir;
+    core *c = l->request->peer->core;
+    directory *d = c->dir;
 
+    if (pool_row_of(c->pool, l->items[i].host)->state != POOL_READY)
+        return;
     if (directory_drop(d, l->ns, key_of(l, i)) == KVS_E_BUSY) {
         (void)directory_unpin(d, l->ns, key_of(l, i));
         (void)directory_drop(d, l->ns, key_of(l, i));
     }
-    l->request->peer->core->counts.lost_blocks++;
+    c->counts.lost_blocks++;
     log_event(LOG_LEVEL_WARN, "block_lost", " ns=%u reason=%s", l->ns, kvs_status_name(l->items[i].status));
 }
 
@@ -57,6 +61,8 @@ static void rest_slot(load *l, uint32_t i, bool wanted)
     region *g = l->seat->region;
     uint32_t used = it->slot;
 
+    if (it->chosen)
+        region_named(g, used);
     g->use[used].loading = false;
     /* Also when nothing was copied: what is in the slot is not the block that a STORE behind this LOAD means. */
     g->use[used].bad = it->status != KVS_OK;
@@ -113,7 +119,7 @@ static void drop_found(load *l, kvs_status why)
 
         if (!it->found)
             continue;
-        (void)region_drop(l->seat, it->slot, l->seat->region->slots[it->slot].gen);
+        (void)region_drop(l->seat, it->slot, it->gen); /* unless the client has done that meanwhile */
         it->found = false;
         it->status = why;
     }
@@ -217,7 +223,7 @@ static void resolve_chosen(load *l, uint32_t i)
 
     it->chosen = at == REGION_NONE;
     if (at == REGION_NONE) {
-        it->status = region_take(l->seat, &at);
+        it->status = region_take_unnamed(l->seat, &at);
         if (it->status != KVS_OK) {
             it->chosen = false;
             return;

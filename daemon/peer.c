@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "proto/text.h"
 
@@ -335,22 +336,68 @@ void closer_run(closer *x, peer *p, void (*after)(void *ud), void *ud)
     core_task(x->core, &x->task, true);
 }
 
+static uint32_t token_bucket(const core *c, const uint8_t token[WIRE_TOKEN_BYTES])
+{
+    return XXH3_64bits_withSeed(token, WIRE_TOKEN_BYTES, c->seed) % CORE_TOKEN_BUCKETS;
+}
+
+region *core_find_token(const core *c, uint32_t tenant, const uint8_t token[WIRE_TOKEN_BYTES])
+{
+    region *g = c->tokens[token_bucket(c, token)];
+
+    while (g && (g->tenant != tenant || memcmp(g->token, token, WIRE_TOKEN_BYTES) != 0))
+        g = g->next_token;
+    return g;
+}
+
+static bool is_number_taken(const core *c, uint32_t id)
+{
+    const region *g = c->numbers_come_again ? c->regions : NULL;
+
+    while (g && g->id != id)
+        g = g->next;
+    return g || id == 0 || id == WIRE_NONE32;
+}
+
+static uint32_t next_number(core *c)
+{
+    uint32_t id;
+
+    do {
+        id = c->next_region++;
+        c->numbers_come_again = c->numbers_come_again || c->next_region == 0;
+    } while (is_number_taken(c, id));
+    return id;
+}
+
 void core_add_region(core *c, region *g)
 {
-    g->id = c->next_region++;
+    region **bucket = &c->tokens[token_bucket(c, g->token)];
+
+    g->id = next_number(c);
     g->next = c->regions;
     if (g->next)
         g->next->prev = g;
     c->regions = g;
     c->n_regions++;
+    if (g->imported)
+        return; /* it has no token that anybody was told */
+    g->next_token = *bucket;
+    *bucket = g;
 }
 
 void core_remove_region(core *c, region *g)
 {
+    region **at = &c->tokens[token_bucket(c, g->token)];
+
     *(g->prev ? &g->prev->next : &c->regions) = g->next;
     if (g->next)
         g->next->prev = g->prev;
     c->n_regions--;
+    while (*at && *at != g)
+        at = &(*at)->next_token;
+    if (*at)
+        *at = g->next_token;
 }
 
 void core_leave(peer *p, region_seat *s, void (*after)(void *ud), void *ud)

@@ -177,6 +177,11 @@ const pool_row *pool_row_of(const pool *p, pool_slot s)
     return s < pool_max_rows(p) ? row_at(p, s) : NULL;
 }
 
+const pool_row *pool_row_written(const pool *p, pool_slot s)
+{
+    return s < pool_max_rows(p) && sparse_touched(&p->table.rows, s) ? row_at(p, s) : NULL;
+}
+
 uint8_t *pool_address(const pool *p, pool_slot s)
 {
     uint32_t e = s / p->rows_per_extent;

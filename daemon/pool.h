@@ -149,6 +149,8 @@ void pool_drain(pool *p, pool_slot s);                     /* ready -> draining 
 void pool_release(pool *p, pool_slot s);                   /* writing, ready, draining or quarantined -> free */
 void pool_quarantine(pool *p, pool_slot s);                /* writing, ready or draining -> quarantined */
 const pool_row *pool_row_of(const pool *p, pool_slot s);   /* never NULL for a slot that pool_take gave out */
+/* The same of any number, as an earlier life may have left it in a row: NULL if no row was ever written there. */
+const pool_row *pool_row_written(const pool *p, pool_slot s);
 uint8_t *pool_address(const pool *p, pool_slot s);
 uint32_t pool_layout_of(const pool *p, pool_slot s);
 uint32_t pool_max_rows(const pool *p); /* slots are below this */

@@ -85,7 +85,8 @@ static void scan_rows(pool *p, uint32_t e, uint32_t from, uint32_t to, bool boun
 
         if (r->gen == 0 && r->state == POOL_FREE)
             continue; /* never taken */
-        x->n_used = i + 1;
+        if (i < x->n_slots)
+            x->n_used = i + 1;
         if (bound && keep_row(p, s, r))
             x->n[POOL_READY]++;
         else if (r->state != POOL_FREE)
@@ -94,11 +95,11 @@ static void scan_rows(pool *p, uint32_t e, uint32_t from, uint32_t to, bool boun
 }
 
 /* Only pages that the file has: reading another would make it cost memory. */
-static void scan_extent(pool *p, uint32_t e, uint32_t n_rows, bool bound)
+static void scan_extent(pool *p, uint32_t e, uint32_t from, uint32_t to, bool bound)
 {
     const uint64_t row = sizeof(pool_row), base = table_rows_offset() + (uint64_t)e * p->rows_per_extent * row;
-    const uint64_t end = base + n_rows * row;
-    uint64_t at = base;
+    const uint64_t end = base + to * row;
+    uint64_t at = base + from * row;
 
     while (at < end) {
         off_t data = lseek(p->memory->table_fd, (off_t)at, SEEK_DATA), hole;
@@ -134,7 +135,7 @@ static void list_free(pool *p, uint32_t e)
  * before a block's parent is looked for there. */
 static void clear_extent(pool *p, uint32_t e)
 {
-    scan_extent(p, e, p->rows_per_extent, false);
+    scan_extent(p, e, 0, p->rows_per_extent, false);
     p->extents[e] = (extent){.layout = POOL_NONE};
 }
 
@@ -143,10 +144,8 @@ static void adopt_extent(pool *p, uint32_t e)
     extent *x = &p->extents[e];
     layout *l = &p->layouts[x->layout];
 
-    if (e < p->n_limit)
-        scan_extent(p, e, x->n_slots, true);
-    else
-        scan_extent(p, e, p->rows_per_extent, false);
+    scan_extent(p, e, 0, x->n_slots, e < p->n_limit);
+    scan_extent(p, e, x->n_slots, p->rows_per_extent, false); /* those are nobody's */
     if (x->n[POOL_READY] == 0) {
         table_put_extent(&p->table, e, TABLE_NONE, 0);
         *x = (extent){.layout = POOL_NONE};
@@ -164,6 +163,22 @@ static void adopt_extent(pool *p, uint32_t e)
     p->adoption.ready += x->n[POOL_READY];
 }
 
+/* Extents that the earlier life did not have: whatever their rows say. */
+static void clear_rest(pool *p)
+{
+    const uint64_t bytes = (uint64_t)p->rows_per_extent * sizeof(pool_row);
+
+    for (uint64_t e = p->n_adoptable; e < p->n_extents; e++) {
+        off_t data = lseek(p->memory->table_fd, (off_t)(table_rows_offset() + e * bytes), SEEK_DATA);
+
+        if (data < 0)
+            return;
+        e = ((uint64_t)data - table_rows_offset()) / bytes;
+        if (e < p->n_extents)
+            clear_extent(p, (uint32_t)e);
+    }
+}
+
 void pool_adopt(pool *p)
 {
     if (!read_bindings(p)) {
@@ -177,5 +192,6 @@ void pool_adopt(pool *p)
             adopt_extent(p, e);
         else
             clear_extent(p, e);
+    clear_rest(p);
     p->adoption.adopted = true;
 }

@@ -112,7 +112,8 @@ static kvs_status check_layout(const pool *p, uint64_t slot_bytes, kvs_err *err)
     if (slot_bytes % 16 != 0)
         return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes are no multiple of 16", ULL(slot_bytes));
     if (slot_bytes > p->extent_bytes)
-        return kvs_fail(err, KVS_E_LIMIT, "block: %llu bytes do not fit an extent of %llu bytes (pool of %llu)",
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "block: %llu bytes do not fit an extent of %llu bytes (pool.extent_bytes, of a pool of %llu)",
                         ULL(slot_bytes), ULL(p->extent_bytes), ULL(p->extent_bytes * p->n_limit));
     all = p->extent_bytes / slot_bytes * p->n_limit;
     if (p->max_slots > all)

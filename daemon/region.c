@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <xxhash.h>
 
 #include "proto/backend.h"
 
@@ -266,17 +267,15 @@ kvs_status region_sit(region *g, region_seat **ret)
 
 static uint32_t *bucket_of(const region *g, const uint8_t key[32])
 {
-    uint64_t h;
-
-    memcpy(&h, key, sizeof(h));
-    h = (h ^ g->seed) * UINT64_C(0x9e3779b97f4a7c15);
-    return &g->buckets[(h >> 32) & g->bucket_mask];
+    /* Of all its bytes: they are the client's, who may choose keys that begin alike. */
+    return &g->buckets[XXH3_64bits_withSeed(key, 32, g->seed) & g->bucket_mask];
 }
 
 static void unlink_key(region *g, uint32_t slot)
 {
     uint32_t *at = bucket_of(g, g->slots[slot].key);
 
+    g->n_keys--;
     while (*at != slot)
         at = &g->slots[*at].chain;
     *at = g->slots[slot].chain;
@@ -340,7 +339,7 @@ static void set_free(region *g, uint32_t slot)
         if (!x->orphan)
             unlink_key(g, slot);
     }
-    x->orphan = false;
+    x->orphan = x->unnamed = false;
     x->state = REGION_FREE;
     x->owner = NULL;
     x->gen = x->gen == UINT32_MAX ? 1 : x->gen + 1;
@@ -425,6 +424,20 @@ kvs_status region_take(region_seat *s, uint32_t *ret)
     return KVS_OK;
 }
 
+kvs_status region_take_unnamed(region_seat *s, uint32_t *ret)
+{
+    kvs_status st = region_take(s, ret);
+
+    if (st == KVS_OK)
+        s->region->slots[*ret].unnamed = true;
+    return st;
+}
+
+void region_named(region *g, uint32_t slot)
+{
+    g->slots[slot].unnamed = false;
+}
+
 uint32_t region_find(const region *g, const uint8_t key[32])
 {
     uint32_t slot = *bucket_of(g, key);
@@ -468,6 +481,7 @@ bool region_share(region_seat *s, uint32_t slot, const uint8_t key[32], uint32_t
         return false;
     region_share_orphan(s, slot, key, depth);
     x->orphan = false;
+    g->n_keys++;
     x->chain = *bucket;
     *bucket = slot;
     return true;
@@ -483,7 +497,7 @@ static void make_orphan(region *g, uint32_t slot)
 
 bool region_forget(region *g, const uint8_t key[32])
 {
-    uint32_t slot = g->slots ? region_find(g, key) : REGION_NONE;
+    uint32_t slot = g->n_keys > 0 ? region_find(g, key) : REGION_NONE;
 
     if (slot == REGION_NONE)
         return false;
@@ -493,7 +507,7 @@ bool region_forget(region *g, const uint8_t key[32])
 
 void region_forget_all(region *g)
 {
-    for (uint32_t i = 0; g->slots && i < g->n_slots; i++)
+    for (uint32_t i = 0; g->n_keys > 0; i++) /* it is not slow where there is nothing to forget */
         if (g->slots[i].state == REGION_SHARED && !g->slots[i].orphan)
             make_orphan(g, i);
 }
@@ -513,7 +527,7 @@ static bool owns(const region_seat *s, uint32_t slot)
 {
     const region_slot *x = &s->region->slots[slot];
 
-    return x->state == REGION_PRIVATE && x->owner == s;
+    return x->state == REGION_PRIVATE && x->owner == s && !x->unnamed;
 }
 
 kvs_status region_drop(region_seat *s, uint32_t slot, uint32_t gen)
@@ -630,13 +644,14 @@ bool region_mark(region *g, uint32_t slot)
 
 kvs_status region_check(const region *g, kvs_err *err)
 {
-    uint32_t n_free = 0, n_cached = 0, n_list = 0;
+    uint32_t n_free = 0, n_cached = 0, n_list = 0, n_keys = 0;
 
     for (uint32_t i = 0; g->slots && i < g->n_slots; i++) {
         const region_slot *x = &g->slots[i];
 
         n_free += x->state == REGION_FREE;
         n_cached += x->listed;
+        n_keys += x->state == REGION_SHARED && !x->orphan;
         if (x->listed && (x->state != REGION_SHARED || x->holds != 0 || is_used(&g->use[i])))
             return kvs_fail(err, KVS_E_CORRUPT, "region %u slot %u: evictable, but in use", g->id, i);
         if (x->state == REGION_SHARED && !x->orphan && region_find(g, x->key) != i)
@@ -646,6 +661,8 @@ kvs_status region_check(const region *g, kvs_err *err)
     }
     for (uint32_t i = g->free_head; g->slots && i != REGION_NONE && n_list <= g->n_slots; i = g->slots[i].next)
         n_list++;
+    if (n_keys != g->n_keys)
+        return kvs_fail(err, KVS_E_CORRUPT, "region %u: %u keys, counted %u", g->id, n_keys, g->n_keys);
     if (n_free != g->n_free || n_list != g->n_free || n_cached != g->n_cached)
         return kvs_fail(err, KVS_E_CORRUPT, "region %u: %u free (listed %u, counted %u), %u cached (counted %u)", g->id,
                         n_free, n_list, g->n_free, n_cached, g->n_cached);

@@ -42,13 +42,15 @@ typedef struct region_slot {
     uint32_t prev, next, chain; /* free list or LRU; hash chain of shared ones */
     uint32_t depth;
     uint8_t state;
-    bool listed; /* in the LRU */
-    bool orphan; /* shared, but its key was reset or dropped: no longer found, freed after the last hold */
+    bool listed;  /* in the LRU */
+    bool orphan;  /* shared, but its key was reset or dropped: no longer found, freed after the last hold */
+    bool unnamed; /* private, but its owner has not been told of it: nothing that a client asks for may touch it */
 } region_slot;
 
 typedef struct region_use { /* by jobs in flight, anybody's */
     uint32_t stores, computes;
-    uint32_t mark; /* == region.epoch: already named by the request being checked */
+    uint32_t writes; /* of the computes */
+    uint32_t mark;   /* == region.epoch: already named by the request being checked */
     bool loading;
     bool suspect; /* a job on it timed out and is not back: refuse everything */
     bool bad;     /* a job that wrote it failed: never a source for a key */
@@ -65,6 +67,7 @@ struct region_seat {
 
 struct region {
     region *prev, *next; /* the core's list */
+    region *next_token;  /* the core's table of tokens */
     uint32_t id, tenant, ns, kind, n_slots;
     uint32_t device; /* the core's number of the one that it lies on */
     bool imported;
@@ -81,6 +84,7 @@ struct region {
     uint32_t *buckets, bucket_mask;
     uint32_t free_head, lru_head, lru_tail; /* lru_head is the coldest */
     uint32_t n_free, n_cached, n_seats;
+    uint32_t n_keys; /* that are found */
     uint32_t epoch;
     uint64_t seed;
 };
@@ -111,6 +115,10 @@ bool region_leave(region_seat *s);
 /* ---- slots ---- */
 /* A slot for the seat: free, or the coldest cached one.  Private, new generation.  E_NO_SPACE. */
 kvs_status region_take(region_seat *s, uint32_t *ret);
+/* The same for a job whose end decides what becomes of it.  Until region_named it is not the client's, who may guess which one
+ * it is: it can neither be dropped nor loaded into, stored or attended to. */
+kvs_status region_take_unnamed(region_seat *s, uint32_t *ret);
+void region_named(region *g, uint32_t slot);
 /* Slots that region_take could give now. */
 uint32_t region_available(const region *g);
 /* Shared slot with this key, or REGION_NONE. */

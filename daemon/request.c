@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/disposal.h"
 #include "daemon/thread.h"
 
 /*      op, handler, who, credit, flags, group of ops, fixed part of the request and of the reply, signals when refused */
@@ -205,7 +206,9 @@ kvs_status request_charge(request *r, uint64_t bytes, kvs_err *err)
     uint64_t most = (uint64_t)p->core->config->credit_bytes;
 
     if (bytes > most)
-        return kvs_fail(err, KVS_E_LIMIT, "request: %" PRIu64 " bytes are above the credit of %" PRIu64, bytes, most);
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "request: %" PRIu64 " bytes are above the credit of %" PRIu64 " (limits.credit_bytes)", bytes,
+                        most);
     if (bytes > most - (p->bytes_in_flight < most ? p->bytes_in_flight : most))
         return kvs_fail(err, KVS_E_BUSY, "credit: %" PRIu64 " bytes in flight and %" PRIu64 " more are above %" PRIu64,
                         p->bytes_in_flight, bytes, most);
@@ -577,7 +580,7 @@ static void close_rest(frame *f)
 {
     for (uint32_t i = 0; i < f->head.n_fds; i++)
         if (f->fds[i] >= 0)
-            close(f->fds[i]);
+            disposal_close(f->fds[i]);
     f->head.n_fds = 0;
 }
 

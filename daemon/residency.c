@@ -100,6 +100,7 @@ kvs_status directory_drop(directory *d, uint32_t ns, const uint8_t key[32])
 typedef struct sweep {
     uint32_t tenant, ns;
     bool pinned_too;
+    uint64_t left; /* slots in scope that are still to be come by */
     directory_reset_result *sum;
 } sweep;
 
@@ -132,17 +133,33 @@ static void reset_slot(directory *d, const sweep *w, pool_slot s)
     }
 }
 
-static void reset_extent(directory *d, const sweep *w, uint32_t extent)
+static void reset_extent(directory *d, sweep *w, uint32_t extent)
 {
     pool_slot first;
 
     (void)pool_extent_layout(d->pool, extent, &first, NULL, NULL);
-    for (uint32_t i = 0; i < pool_extent_used(d->pool, extent); i++) {
+    for (uint32_t i = 0; w->left > 0 && i < pool_extent_used(d->pool, extent); i++) {
         const pool_row *r = pool_row_of(d->pool, first + i);
 
-        if ((r->state == POOL_READY || r->state == POOL_WRITING) && in_sweep(d, w, r->ns))
+        if (r->state == POOL_FREE || !in_sweep(d, w, r->ns))
+            continue;
+        w->left--;
+        if (r->state == POOL_READY || r->state == POOL_WRITING)
             reset_slot(d, w, first + i);
     }
+}
+
+/* Only where its blocks are, and until the last one: who has few does not pay for all that others have. */
+static void reset_extents(directory *d, sweep *w)
+{
+    uint32_t tenant = w->ns == WIRE_NONE32 ? w->tenant : tenant_of(d, w->ns);
+
+    for (uint32_t i = 0; i < d->n_ns; i++)
+        if (d->ns[i] != NULL && in_sweep(d, w, i))
+            w->left += d->ns[i]->n_taken;
+    for (uint32_t e = 0; w->left > 0 && e < pool_n_extents(d->pool); e++)
+        if (directory_has_part(d, e, tenant))
+            reset_extent(d, w, e);
 }
 
 void directory_reset(directory *d, uint32_t tenant, uint32_t ns, bool pinned_too, directory_reset_result *ret)
@@ -151,8 +168,7 @@ void directory_reset(directory *d, uint32_t tenant, uint32_t ns, bool pinned_too
     sweep w = {.tenant = tenant, .ns = ns, .pinned_too = pinned_too, .sum = ret};
 
     *ret = (directory_reset_result){.leases = directory_end_leases(d, tenant, ns)};
-    for (uint32_t e = 0; e < pool_n_extents(d->pool); e++)
-        reset_extent(d, &w, e);
+    reset_extents(d, &w);
     for (uint32_t i = 0; i < d->n_ns && d->on_event != NULL; i++)
         if (d->ns[i] != NULL && in_sweep(d, &w, i) && is_told_at_once(d, &w, i))
             d->on_event(d->ud, WIRE_EVENT_RESET, WIRE_CAUSE_NONE, i, 0, no_key);

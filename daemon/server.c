@@ -14,6 +14,7 @@
 #include "daemon/listen.h"
 #include "daemon/log.h"
 #include "daemon/process.h"
+#include "daemon/sockio.h"
 #include "daemon/tenant.h"
 
 enum {
@@ -99,7 +100,7 @@ static bool admit(listener *l, int fd)
     kvs_err err;
 
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) != 0) {
-        (void)close(fd);
+        sockio_close(fd);
         return true;
     }
     info.uid = cred.uid;
@@ -111,12 +112,12 @@ static bool admit(listener *l, int fd)
                   (unsigned)info.uid, (int)info.pid);
     }
     if (why != NULL && (s->host.n_strangers >= SERVER_STRANGER_PLACES || fd >= s->max_fd)) {
-        (void)close(fd);
+        sockio_close(fd);
         return true;
     }
     why = why == NULL ? is_full(s, l, fd) : NULL;
     if (why != NULL) {
-        (void)close(fd);
+        sockio_close(fd);
         refuse(l, why);
         return false;
     }
@@ -161,7 +162,7 @@ static void shed(listener *l)
         (void)close(s->spare_fd);
         fd = accept4(l->socket.fd, NULL, NULL, SOCK_CLOEXEC);
         if (fd >= 0)
-            (void)close(fd);
+            sockio_close(fd);
         s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
         if (fd < 0)
             break;

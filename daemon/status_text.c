@@ -308,22 +308,8 @@ static void put_seats(const peer *p, json_writer *w)
     json_end(w);
 }
 
-typedef struct lease_count {
-    uint64_t owner, n;
-} lease_count;
-
-static void count_lease(void *ud, const directory_lease_info *l)
-{
-    lease_count *x = ud;
-
-    x->n += l->owner == x->owner;
-}
-
 static void put_client(const core *c, const peer *p, json_writer *w)
 {
-    lease_count leases = {p->conn_id, 0};
-
-    directory_each_lease(c->dir, c->now_us, count_lease, &leases);
     json_begin_object(w, NULL);
     json_put_u64(w, "conn_id", p->conn_id);
     json_put_string(w, "name", (const char *)p->name);
@@ -333,7 +319,7 @@ static void put_client(const core *c, const peer *p, json_writer *w)
     json_put_bool(w, "leaving", p->gone);
     json_put_u64(w, "in_flight", p->n_in_flight);
     json_put_u64(w, "bytes_in_flight", p->bytes_in_flight);
-    json_put_u64(w, "leases", leases.n);
+    json_put_u64(w, "leases", directory_n_leases(c->dir, p->conn_id));
     json_put_u64(w, "out_bytes", p->gone ? 0 : p->ops->out_bytes(p->ud));
     json_put_u64(w, "import_bytes", p->import_bytes);
     put_seats(p, w);

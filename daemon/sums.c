@@ -16,7 +16,6 @@
 
 enum {
     MAX_THREADS = 16,
-    BLOCKS = 256,  /* begun at once; a job has one that is cut, and each tenant one job */
     SPIN_US = 100, /* before a thread sleeps: the next batch lands soon, and waking up takes as long */
     LATE_US = 200, /* of a batch's 300: what became ready then is not all taken yet, and more has come */
     CALM_JOBS = 64,
@@ -48,7 +47,7 @@ struct sums {
     pthread_cond_t work, done, more;
     unsigned at_work, calm; /* threads that take parts, the others sleep; jobs since one was late */
     uint64_t since_us;      /* some block has been runnable all the time */
-    block blocks[BLOCKS];
+    block blocks[SUMS_BLOCKS];
     uint32_t free, first, last; /* first..last: runnable, those with parts that are ready and not taken */
     _Atomic uint32_t in_work;   /* parts that somebody sums now; changes under the lock */
     unsigned sleeping;
@@ -279,7 +278,7 @@ kvs_status sums_create(sums **ret, unsigned n_threads, kvs_err *err)
     (void)pthread_cond_init(&s->more, NULL);
     s->may_spin = thread_may_spin();
     s->free = s->first = NONE;
-    for (uint32_t i = BLOCKS; i-- > 0;)
+    for (uint32_t i = SUMS_BLOCKS; i-- > 0;)
         release(s, &s->blocks[i]);
     n_threads = n_threads < MAX_THREADS ? n_threads : MAX_THREADS;
     s->at_work = s->few = (2 * n_threads + 2) / 3;
@@ -306,9 +305,13 @@ uint32_t sums_begin(sums *s, const void *at, uint64_t bytes, uint64_t *ret)
     block *b;
 
     (void)pthread_mutex_lock(&s->lock);
-    while (s->free == NONE) /* the others are too slow: lend a hand */
-        if (!take(s) && s->in_work > 0)
+    while (s->free == NONE && (take(s) || s->in_work > 0)) /* the others are too slow: lend a hand */
+        if (s->free == NONE && s->first == NONE && s->in_work > 0)
             (void)pthread_cond_wait(&s->done, &s->lock);
+    if (s->free == NONE) { /* what is there waits for us */
+        (void)pthread_mutex_unlock(&s->lock);
+        return SUMS_NONE;
+    }
     b = &s->blocks[s->free];
     s->free = b->next;
     b->at = at;

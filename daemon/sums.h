@@ -18,13 +18,14 @@
 
 #include "proto/status.h"
 
-enum { SUMS_PART = 256 << 10, SUMS_PARTS = 64 };
+enum { SUMS_PART = 256 << 10, SUMS_PARTS = 64, SUMS_BLOCKS = 256 /* at once */ };
+#define SUMS_NONE UINT32_MAX
 
 typedef struct sums sums;
 
 kvs_status sums_create(sums **ret, unsigned n_threads, kvs_err *err);
 /* Take the sum of `bytes` at `at` some time before finish returns, but look at no byte before it was reached.  Returns a
- * handle that is good until `bytes` are reached. */
+ * handle that is good until `bytes` are reached.  SUMS_NONE: every place is taken by a block that is still coming in. */
 uint32_t sums_begin(sums *s, const void *at, uint64_t bytes, uint64_t *ret);
 /* The first `bytes` of a block are there; from now on they do not change. */
 void sums_reach(sums *s, uint32_t handle, uint64_t bytes);

@@ -21,6 +21,7 @@ enum {
 
 typedef struct job_list {
     job *head, **tail; /* tail: where the next link goes */
+    job *latest;       /* that was inserted, while it is in there: the next one's place is often behind it */
 } job_list;
 
 /* Ready jobs of one tenant. */
@@ -62,7 +63,7 @@ struct worker {
 
 static void list_init(job_list *l)
 {
-    l->head = NULL;
+    l->head = l->latest = NULL;
     l->tail = &l->head;
 }
 
@@ -80,6 +81,8 @@ static job *list_remove(job_list *l, job **at)
     *at = j->next_wait;
     if (*at == NULL)
         l->tail = at;
+    if (l->latest == j)
+        l->latest = NULL;
     j->next_wait = NULL;
     return j;
 }
@@ -89,10 +92,11 @@ static job *list_pop(job_list *l)
     return l->head == NULL ? NULL : list_remove(l, &l->head);
 }
 
-/* Into submit order.  A job that had to wait is older than most, so the place is near the head. */
+/* Into submit order.  A job that had to wait is older than most, so the place is near the head; and those that become due
+ * together come in that order, each behind the one before. */
 static void list_insert(job_list *l, job *j)
 {
-    job **at = &l->head;
+    job **at = l->latest != NULL && l->latest->seq < j->seq ? &l->latest->next_wait : &l->head;
 
     while (*at != NULL && (*at)->seq < j->seq)
         at = &(*at)->next_wait;
@@ -100,6 +104,7 @@ static void list_insert(job_list *l, job *j)
     *at = j;
     if (j->next_wait == NULL)
         l->tail = &j->next_wait;
+    l->latest = j;
 }
 
 static void add(_Atomic uint64_t *n, uint64_t by)

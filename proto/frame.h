@@ -38,7 +38,8 @@ typedef struct frame_reader {
     size_t cap, start, end;
     int fds[WIRE_MAX_FDS]; /* arrived, not yet claimed by a frame; oldest first */
     size_t n_fds;
-    kvs_status broken; /* final */
+    kvs_status broken;        /* final */
+    void (*close_fd)(int fd); /* set after the init by who may not wait for a close; NULL: close() */
 } frame_reader;
 
 void frame_reader_init(frame_reader *r, uint32_t body_max);

@@ -23,6 +23,13 @@ bool client_is_child(const kvs_client *c)
     return *(volatile const uint32_t *)c->alive != 1;
 }
 
+kvs_status client_check_own(const kvs_client *c, kvs_err *err)
+{
+    return client_is_child(c)
+               ? kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process; connect again after fork")
+               : KVS_OK;
+}
+
 /* ---- the table ---- */
 
 kvs_status client_table(kvs_client *c, uint32_t n, kvs_err *err)
@@ -98,6 +105,15 @@ static flight *line_find(kvs_client *c, uint64_t id)
     uint32_t i = (uint32_t)(id & ((1u << CLIENT_FLIGHT_BITS) - 1));
 
     return i < c->table_n && c->table[i].used && c->table[i].id == id ? &c->table[i] : NULL;
+}
+
+bool client_region_in_flight(const kvs_client *c, const kvs_region *r)
+{
+    bool found = false;
+
+    for (uint32_t i = 0; i < c->table_n && !found; i++)
+        found = c->table[i].used && c->table[i].r != NULL && c->table[i].r->region == r;
+    return found;
 }
 
 /* ---- waking ---- */
@@ -256,21 +272,22 @@ static void dispatch(kvs_client *c, frame *f)
         client_complete(c, r, s);
     }
     frame_close_fds(f);
-    line_answered(c, fl, s, ok && r != NULL && answer_runs_on(r, s));
+    line_answered(c, fl, s, ok && r != NULL && s == KVS_E_DEADLINE && r->runs_on);
     if (!ok)
         client_lost(c, "the daemon sent a malformed reply to %s", wire_op_name(line.op));
     client_wake_general(c);
 }
 
-/* The sender's role is ours: push out what is left of an unfinished frame. */
-static void flush_out(kvs_client *c)
+/* The sender's role is ours: push out what is left of an unfinished frame.  Bytes, or -errno. */
+static long flush_out(kvs_client *c)
 {
     long n = link_send(c->fd, c->out + c->out_sent, c->out_len - c->out_sent, NULL, 0);
 
     if (n > 0)
         c->out_sent += (size_t)n;
     if (c->out_sent == c->out_len)
-        c->out_len = c->out_sent = 0; /* an error shows when the socket is read */
+        c->out_len = c->out_sent = 0;
+    return n;
 }
 
 static void take_in(kvs_client *c, kvs_status s, kvs_err *err)
@@ -328,7 +345,7 @@ static void lead(kvs_client *c, const kvs_request *r, bool out_wanted, int64_t d
         if (p[1].revents != 0)
             take_poke(c);
         if (flush && (p[0].revents & POLLOUT))
-            flush_out(c);
+            (void)flush_out(c); /* an error shows when the socket is read */
         if (p[0].revents & ~POLLOUT)
             s = link_recv(p[0].fd, &c->reader, &err);
     }
@@ -388,7 +405,8 @@ void client_read_once(kvs_client *c)
         lead(c, NULL, false, 0);
 }
 
-void client_leave(kvs_client *c)
+/* Whoever has read and does not go on to do so. */
+static void pass_reading_on(kvs_client *c)
 {
     waiter *w = c->reading || c->state != LINK_UP ? NULL : c->waiters;
 
@@ -396,6 +414,11 @@ void client_leave(kvs_client *c)
         w = w->next;
     if (w != NULL)
         (void)pthread_cond_signal(&w->cond);
+}
+
+void client_leave(kvs_client *c)
+{
+    pass_reading_on(c);
     (void)pthread_mutex_unlock(&c->mu);
 }
 
@@ -444,6 +467,18 @@ static kvs_status pause_for_fds(int64_t deadline, kvs_err *err)
     return KVS_OK;
 }
 
+/* Some of a frame, behind what is left of an earlier one.  Bytes, or -errno. */
+static long push_some(kvs_client *c, const call *k, size_t total, size_t sent)
+{
+    long n = c->out_len > 0 ? flush_out(c) : 0;
+
+    if (n < 0)
+        return n; /* a connection that is gone is no socket that is full */
+    if (c->out_len > 0)
+        return -EAGAIN;
+    return link_send(c->fd, k->frame + sent, total - sent, k->fds, sent == 0 ? k->n_fds : 0);
+}
+
 /* Put one frame on the socket.  The sending role is ours, mu is not held.  KVS_OK also if the rest was stashed.
  * *ret_sent tells whether the daemon may have seen any of it. */
 static kvs_status push(kvs_client *c, const call *k, size_t total, size_t *ret_sent, kvs_err *err)
@@ -451,14 +486,10 @@ static kvs_status push(kvs_client *c, const call *k, size_t total, size_t *ret_s
     size_t sent = 0;
 
     while (sent < total) {
-        long n = -EAGAIN;
+        long n = push_some(c, k, total, sent);
         kvs_status s;
 
         *ret_sent = sent;
-        if (c->out_len > 0)
-            flush_out(c);
-        if (c->out_len == 0)
-            n = link_send(c->fd, k->frame + sent, total - sent, k->fds, sent == 0 ? k->n_fds : 0);
         if (n >= 0) {
             sent += (size_t)n;
         } else if (n == -ETOOMANYREFS) {
@@ -536,22 +567,20 @@ static kvs_status submit_locked(call *k, kvs_err *err)
     c->sending = true;
     h.deadline_us = peer_deadline_us(k->deadline);
     wire_header_encode(&h, k->frame);
-    (void)pthread_mutex_unlock(&c->mu);
+    client_leave(c); /* it may have read until there was credit, and sending may take long */
     s = push(c, k, total, &sent, err);
     (void)pthread_mutex_lock(&c->mu);
     c->sending = false;
     client_wake_general(c);
     if (s == KVS_OK)
         return s;
-    if (s != KVS_E_AWAY && sent == 0) { /* nothing of it left us: as if it had never been */
-        fl = line_find(c, id);
-        if (fl != NULL) {
-            fl->entry = WIRE_NONE32;
-            line_free(c, fl);
-        }
+    fl = line_find(c, id);                            /* none: it was answered, as the connection was lost meanwhile */
+    if (s != KVS_E_AWAY && sent == 0 && fl != NULL) { /* nothing of it left us: as if it had never been */
+        fl->entry = WIRE_NONE32;
+        line_free(c, fl);
         k->entry = entry;
         k->r->state = REQUEST_NEW;
-        return c->state == LINK_UP ? s : kvs_fail(err, KVS_E_AWAY, "%s", c->why);
+        return s;
     }
     client_lost(c, "%s", err != NULL ? err->msg : "the connection to the daemon broke");
     return KVS_OK; /* the request is answered: E_AWAY */
@@ -563,10 +592,11 @@ kvs_status call_begin(call *k, kvs_client *c, kvs_request *r, uint16_t op, uint6
                       kvs_err *err)
 {
     uint32_t max_body;
-    kvs_status s = KVS_OK;
+    kvs_status s;
 
-    if (client_is_child(c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process; connect again after fork");
+    s = client_check_own(c, err);
+    if (s != KVS_OK)
+        return s;
     k->c = c;
     k->r = r;
     k->cost = k->target = 0;
@@ -586,7 +616,8 @@ kvs_status call_begin(call *k, kvs_client *c, kvs_request *r, uint16_t op, uint6
     if (s != KVS_OK)
         return s;
     if (body_cap > max_body)
-        return kvs_fail(err, KVS_E_LIMIT, "%s: a body of %llu bytes is more than the daemon's limit of %u; send fewer items at a time",
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "%s: a body of %llu bytes is more than the daemon's limit of %u; send fewer items at a time",
                         wire_op_name(op), (unsigned long long)body_cap, max_body);
     k->frame = k->small;
     if (WIRE_HEADER_BYTES + body_cap > sizeof k->small)

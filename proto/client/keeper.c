@@ -11,18 +11,20 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STEADY_NS = 2000000000, CHORE_TIMEOUT_MS = 1000, MAX_CHORES = 4096 };
+enum { STEADY_NS = 2000000000, CHORE_TIMEOUT_MS = 1000, CHORE_PAUSE_MS = 20, MAX_CHORES = 4096 };
 
 /* ---- chores ---- */
 
+/* Of CANCELs there are no more than lines in the table. */
+static bool has_room(const kvs_client *c, uint16_t op)
+{
+    return c->n_chores < MAX_CHORES || op == WIRE_CANCEL;
+}
+
 void chore_add(kvs_client *c, uint16_t op, const wire_out *body)
 {
-    chore *h, **p = &c->chores;
-    uint32_t n = 0;
+    chore *h = body->full || !has_room(c, op) || c->state != LINK_UP ? NULL : malloc(sizeof *h + body->len);
 
-    for (; *p != NULL; p = &(*p)->next)
-        n++;
-    h = body->full || n >= MAX_CHORES || c->state != LINK_UP ? NULL : malloc(sizeof *h + body->len);
     if (h == NULL)
         return; /* the daemon's own deadlines, or the end of the connection, clean up instead */
     h->next = NULL;
@@ -30,7 +32,9 @@ void chore_add(kvs_client *c, uint16_t op, const wire_out *body)
     h->op = op;
     h->len = (uint32_t)body->len;
     memcpy(h->body, body->base, body->len);
-    *p = h;
+    *(c->chores != NULL ? &c->last_chore->next : &c->chores) = h;
+    c->last_chore = h;
+    c->n_chores++;
     client_wake_keeper(c);
 }
 
@@ -42,22 +46,68 @@ void chores_free(kvs_client *c)
         c->chores = h->next;
         free(h);
     }
+    c->n_chores = 0;
 }
 
-static void chore_run(kvs_client *c, chore *h)
+static bool has_credit(const kvs_client *c, const chore *h)
+{
+    if (h->op == WIRE_CANCEL)
+        return c->control_used < c->server.control_requests;
+    return c->data_used < c->server.credit_requests;
+}
+
+/* mu is held.  The first that need not wait, or the first; NULL: there is none. */
+static chore *chore_take(kvs_client *c)
+{
+    chore *before = NULL, *h = c->chores;
+
+    while (h != NULL && !has_credit(c, h)) {
+        before = h;
+        h = h->next;
+    }
+    if (h == NULL) {
+        before = NULL;
+        h = c->chores;
+    }
+    if (h == NULL)
+        return NULL;
+    *(before != NULL ? &before->next : &c->chores) = h->next;
+    if (c->last_chore == h)
+        c->last_chore = before;
+    c->n_chores--;
+    return h;
+}
+
+/* mu is held.  It could not be sent, but must be: what waits for its effect would wait for ever. */
+static void chore_put_back(kvs_client *c, chore *h)
+{
+    if (c->state != LINK_UP || h->generation != c->server.generation) {
+        free(h);
+        return;
+    }
+    h->next = c->chores;
+    c->last_chore = h->next != NULL ? c->last_chore : h;
+    c->chores = h;
+    c->n_chores++;
+}
+
+/* False: there was no credit in time, or the daemon does not read. */
+static bool chore_run(kvs_client *c, const chore *h)
 {
     kvs_request r = {0};
+    kvs_status s;
     call k;
 
     if (call_begin(&k, c, &r, h->op, h->len, CHORE_TIMEOUT_MS, NULL) != KVS_OK)
-        return;
+        return true;
     memcpy(k.out.base, h->body, h->len);
     k.out.len = h->len;
     k.control = h->op == WIRE_CANCEL;
     if (k.control)
         k.target = wire_at_u64(h->body, 0);
     k.generation = h->generation; /* its ids mean nothing to another connection */
-    (void)call_post(&k);
+    s = call_post(&k);
+    return s != KVS_E_BUSY && s != KVS_E_DEADLINE;
 }
 
 /* ---- a new connection ---- */
@@ -402,18 +452,30 @@ static void drain_wake(kvs_client *c)
     (void)!read(c->wake_fd, &n, sizeof n);
 }
 
+/* mu is held.  After one in vain others have the socket for a while. */
+static void do_chore(kvs_client *c, chore *h, struct pollfd *hang_up)
+{
+    bool done;
+
+    (void)pthread_mutex_unlock(&c->mu);
+    done = chore_run(c, h);
+    if (!done)
+        (void)poll(hang_up, 1, CHORE_PAUSE_MS);
+    (void)pthread_mutex_lock(&c->mu);
+    if (done)
+        free(h);
+    else
+        chore_put_back(c, h);
+}
+
 /* mu is held.  Sleeps until the peer hangs up or somebody has something to do; then reads the rest of what it said. */
 static void keep_up(kvs_client *c)
 {
     struct pollfd p[2] = {{.fd = c->fd, .events = POLLRDHUP}, {.fd = c->wake_fd, .events = POLLIN}};
-    chore *h = c->chores;
+    chore *h = chore_take(c);
 
     if (h != NULL) {
-        c->chores = h->next;
-        (void)pthread_mutex_unlock(&c->mu);
-        chore_run(c, h);
-        free(h);
-        (void)pthread_mutex_lock(&c->mu);
+        do_chore(c, h, p);
         return;
     }
     (void)pthread_mutex_unlock(&c->mu);
@@ -462,6 +524,7 @@ static void come_back(kvs_client *c, int64_t *pause, uint64_t *random)
     until = clock_ns() + *pause + (int64_t)(next_random(random) % (uint64_t)(*pause / 2 + 1));
     *pause = *pause * 2 < max ? *pause * 2 : max;
     counters_abort(c);
+    drain_wake(c); /* of the loss itself; who closes the handle waits for mu */
     (void)pthread_mutex_unlock(&c->mu);
     if (poll_until(&p, 1, until) > 0)
         drain_wake(c);

@@ -112,7 +112,8 @@ KVS_API kvs_status kvs_ping(kvs_client *c, uint32_t timeout_ms, kvs_err *err);
 
 /* ---- namespaces: live as long as the client ------------------------------------------------------------------- */
 
-/* The same description twice gives the same handle. */
+/* The same description twice gives the same handle.  A new one takes the daemon: E_AWAY without it, with KVS_CONNECT_LAZY as
+ * well; kvs_wait_up says when to open it. */
 KVS_API kvs_status kvs_open(kvs_client *c, const kvs_namespace *ns, kvs_ns **ret, uint32_t timeout_ms, kvs_err *err);
 /* A namespace by the number that a status report shows (admin tools).  Not renewed: E_STALE after a restart. */
 KVS_API kvs_status kvs_open_id(kvs_client *c, uint32_t id, kvs_ns **ret, kvs_err *err);

@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/disposal.h"
 #include "daemon/log.h"
 #include "daemon/metrics.h"
 #include "daemon/request.h"
@@ -718,9 +719,11 @@ static void step(script *s)
 /* ---- life ---- */
 static unsigned open_descriptors(void)
 {
-    DIR *d = opendir("/proc/self/fd");
+    DIR *d;
     unsigned n = 0;
 
+    MUST(disposal_wait(10000));
+    d = opendir("/proc/self/fd");
     MUST(d != NULL);
     while (readdir(d) != NULL)
         n++;

@@ -20,7 +20,7 @@
 #include "proto/ctl/pattern.h"
 #include "tests/support/random.h"
 
-enum { GPUS = RANK_GPUS, ROUNDS = 7, SOME = 60, KILLS = 3, PITCH_GAP = 4096 };
+enum { GPUS = RANK_GPUS, ROUNDS = 7, SOME = 60, PITCH_GAP = 4096 };
 
 static void shuffle(kvs_slot *slots, uint32_t n, rnd *r)
 {
@@ -371,8 +371,11 @@ static bool load_and_kill(rank *x, flight *f, pid_t pid, uint64_t after_us)
     return flight_end(f, &err) == KVS_OK || GPU_FAIL("load beside a client that is killed: %s", err.msg);
 }
 
+/* KVS_EXCHANGE_KILLS: how many; 3 unless told otherwise. */
 static bool killed(device *d)
 {
+    const char *text = getenv("KVS_EXCHANGE_KILLS");
+    const uint32_t kills = text != NULL ? (uint32_t)strtoul(text, NULL, 10) : 3;
     flight *f = calloc(1, sizeof *f);
     rank x;
     uint8_t *host = NULL;
@@ -385,20 +388,20 @@ static bool killed(device *d)
     good = f != NULL && rank_open(&x, 0, DEEP) && store(&x, MANY, KILL_ID);
     host = good ? malloc(x.e.slot_bytes) : NULL;
     before = good ? exchanged(&x) : 0;
-    for (uint32_t k = 0; k < KILLS && good; k++) {
+    for (uint32_t k = 0; k < kills && good; k++) {
         pid_t pid = spawn_client("loads");
         double seen = exchanged(&x), end = gpu_seconds() + 20;
 
         while (good && exchanged(&x) < seen + MANY && gpu_seconds() < end) /* until it has come */
             good = engine_load(&x.e, x.region, KILL_ID, x.slots, MANY, &err) == KVS_OK || GPU_FAIL("load: %s", err.msg);
         good = good && rank_wipe(&x, MANY);
-        good = good && load_and_kill(&x, f, pid, 500 + k * 1500);
+        good = good && load_and_kill(&x, f, pid, 500 + k * 1500 % 5500);
         (void)kill(pid, SIGKILL);
         (void)waitpid(pid, NULL, 0);
         good = good && rank_holds(&x, MANY, KILL_ID, host);
     }
     if (good)
-        (void)printf("      %d clients killed; %.0f blocks exchanged\n", KILLS, exchanged(&x) - before);
+        (void)printf("      %u clients killed; %.0f blocks exchanged\n", kills, exchanged(&x) - before);
     rank_close(&x);
     free(host);
     free(f);

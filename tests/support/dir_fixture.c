@@ -13,7 +13,15 @@ static void on_event(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint3
         (fixture_event){.type = type, .cause = cause, .ns = ns, .depth = depth, .id = fixture_id(key)};
 }
 
-static void init(fixture *f, const pool_config *c, uint32_t n_tenants)
+static uint64_t n_victims;
+
+static pool_slot counted_victim(const evict *e, uint32_t layout, pool_slot after, uint64_t *ret_stamp)
+{
+    n_victims++;
+    return evict_lru.victim(e, layout, after, ret_stamp);
+}
+
+static void init(fixture *f, const pool_config *c, uint32_t n_tenants, const evict_ops *policy)
 {
     kvs_err err = {0};
     uint64_t bytes;
@@ -25,7 +33,7 @@ static void init(fixture *f, const pool_config *c, uint32_t n_tenants)
     while (pool_next_piece(f->pool, &at, &bytes))
         pool_piece_usable(f->pool);
     dc = (directory_config){.pool = f->pool,
-                            .evict = &evict_lru,
+                            .evict = policy,
                             .n_tenants = n_tenants,
                             .hash_seed = 0x5eed,
                             .on_event = on_event,
@@ -36,7 +44,22 @@ static void init(fixture *f, const pool_config *c, uint32_t n_tenants)
 
 void fixture_init_with(fixture *f, const pool_config *c)
 {
-    init(f, c, FIXTURE_TENANTS);
+    init(f, c, FIXTURE_TENANTS, &evict_lru);
+}
+
+void fixture_init_counted(fixture *f, const pool_config *c)
+{
+    static evict_ops counted;
+
+    counted = evict_lru;
+    counted.victim = counted_victim;
+    n_victims = 0;
+    init(f, c, FIXTURE_TENANTS, &counted);
+}
+
+uint64_t fixture_victims(void)
+{
+    return n_victims;
 }
 
 static pool_config blocks(uint32_t n_blocks, uint32_t per_extent)
@@ -51,14 +74,14 @@ void fixture_init(fixture *f, uint32_t n_blocks, uint32_t per_extent)
 {
     pool_config c = blocks(n_blocks, per_extent);
 
-    init(f, &c, FIXTURE_TENANTS);
+    init(f, &c, FIXTURE_TENANTS, &evict_lru);
 }
 
 void fixture_init_alone(fixture *f, uint32_t n_blocks, uint32_t per_extent)
 {
     pool_config c = blocks(n_blocks, per_extent);
 
-    init(f, &c, 1);
+    init(f, &c, 1, &evict_lru);
 }
 
 void fixture_fini(fixture *f)

@@ -34,6 +34,9 @@ void fixture_init(fixture *f, uint32_t n_blocks, uint32_t per_extent);
 /* The same with one tenant, number 0, who owns the first namespace. */
 void fixture_init_alone(fixture *f, uint32_t n_blocks, uint32_t per_extent);
 void fixture_init_with(fixture *f, const pool_config *c);
+/* The same with a policy that counts what it is asked: fixture_victims. */
+void fixture_init_counted(fixture *f, const pool_config *c);
+uint64_t fixture_victims(void); /* how often it proposed one since then */
 void fixture_fini(fixture *f);
 
 /* A namespace of `tenant` with `layers` x 1,152 bytes a block. */

@@ -495,6 +495,103 @@ Test(adopt, leaves_out_a_namespace_whose_text_does_not_verify)
     end();
 }
 
+static void write_row(pool_slot s, const pool_row *r)
+{
+    cr_assert_eq(pwrite(memory.table_fd, r, sizeof *r, (off_t)(table_rows_offset() + (uint64_t)s * sizeof *r)),
+                 (ssize_t)sizeof *r);
+}
+
+/* Rows that no slot of their extent has: no life of ours writes them, but they may say anything. */
+Test(adopt, believes_no_row_behind_the_last_slot_of_an_extent)
+{
+    enum { BEHIND = PER_EXTENT + 1, LAST = EXTENT / POOL_SLOT_MIN_BYTES - 1 };
+    pool_row head, child;
+    uint32_t thin;
+
+    live(2);
+    head = *row_of(1);
+    child = *row_of(2);
+    child.parent = BEHIND;
+    child.parent_gen = head.gen;
+    write_row(1, &child);
+    for (pool_slot s = BEHIND; s <= LAST; s++)
+        write_row(s, &head);
+    again();
+    cr_assert_eq(fixture_stats(&f).n_ready, 2);
+    fixture_admit(&f, f.ns, 2, 1, 1, 0); /* renews the chain above, as far as the rows know it */
+    cr_assert_eq(f.status[0], KVS_E_EXISTS);
+    fixture_check(&f);
+    cr_assert_eq(directory_drop(f.dir, f.ns, fixture_keys(1, 1)), KVS_OK);
+    cr_assert_eq(directory_drop(f.dir, f.ns, fixture_keys(2, 1)), KVS_OK);
+    thin = fixture_open(&f, 1, "thin", 1); /* twice as many slots to an extent, when it gets this one */
+    for (uint64_t id = 100; id < 100 + 8 * PER_EXTENT; id += 14)
+        cr_assert_geq(fixture_store(&f, thin, id, 14, 0, 0), 8);
+    fixture_check(&f);
+    end();
+}
+
+Test(adopt, believes_no_row_behind_the_last_extent_of_the_earlier_life)
+{
+    pool_config c = config_of(2 * EXTENTS);
+    pool_row head;
+
+    live(1);
+    head = *row_of(1);
+    for (pool_slot s = EXTENTS * (EXTENT / POOL_SLOT_MIN_BYTES); s < 2 * EXTENTS * (EXTENT / POOL_SLOT_MIN_BYTES); s++)
+        write_row(s, &head);
+    again_with(&c);
+    cr_assert_eq(fixture_stats(&f).n_ready, 1);
+    cr_assert_eq(fixture_store(&f, f.ns, 100, 2 * EXTENTS * PER_EXTENT - 1, 0, 0), 2 * EXTENTS * PER_EXTENT - 1);
+    cr_assert_eq(fixture_stats(&f).n_ready, 2 * EXTENTS * PER_EXTENT);
+    end();
+}
+
+/* To read a row that was never written would make its page cost memory, and on a full tmpfs the process. */
+Test(adopt, looks_for_no_parent_where_nothing_was_written)
+{
+    enum { MANY = 1024 };
+    pool_config c = config_of(MANY);
+    pool_row child;
+    uint64_t before;
+
+    cr_assert_eq(persist_open(&memory, "", -1, -1, NULL), KVS_OK);
+    fixture_init_with(&f, &c);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 2, 0, 0), 2);
+    child = *row_of(2);
+    child.parent = MANY / 2 * (EXTENT / POOL_SLOT_MIN_BYTES);
+    write_row(1, &child);
+    again_with(&c);
+    before = table_kib();
+    fixture_admit(&f, f.ns, 2, 1, 1, 0);
+    cr_assert_eq(f.status[0], KVS_E_EXISTS);
+    cr_assert_eq(table_kib(), before);
+    end();
+}
+
+/* Both memories are as large as the head says, and its sum is right: but slots have numbers of 32 bits. */
+Test(adopt, refuses_a_table_of_more_slots_than_there_are_numbers)
+{
+    const uint64_t extent = 64 << 20, rows = extent / POOL_SLOT_MIN_BYTES;
+    const uint32_t n_extents = (uint32_t)((UINT64_C(1) << 32) / rows) + 1;
+    pool_config c = {.max_bytes = extent, .extent_bytes = extent, .memory = &memory};
+    table_geometry g = {.extent_bytes = extent,
+                        .n_extents = n_extents,
+                        .row_bytes = sizeof(pool_row),
+                        .rows_per_extent = (uint32_t)rows};
+    slot_table t = {0};
+
+    cr_assert_eq(persist_open(&memory, "", -1, -1, NULL), KVS_OK);
+    cr_assert_eq(persist_fit(&memory, extent * n_extents, table_bytes(&g), false, NULL), KVS_OK);
+    cr_assert_eq(table_open(&t, &memory, &g, false, NULL), KVS_OK);
+    table_close(&t);
+    memory.survived = true;
+    fixture_init_with(&f, &c);
+    cr_assert_not(adoption()->adopted);
+    cr_assert_not_null(strstr(adoption()->why, "geometry: 65537 extents"), "%s", adoption()->why);
+    cr_assert_eq(pool_max_rows(f.pool), rows);
+    end();
+}
+
 Test(adopt, survives_any_one_wrong_byte_of_the_table)
 {
     static uint8_t front[64 << 10], page[4096];

@@ -498,6 +498,46 @@ Test(client, finishes_a_frame_whose_sender_ran_out_of_time)
     free(keys);
 }
 
+static void *look_up_late(void *ud)
+{
+    uint8_t key[32] = {1};
+    uint32_t hits = 1;
+
+    (void)kvs_lookup(ud, key, 1, &hits, NULL, 8000, NULL); /* behind the rest of a frame */
+    cr_assert_eq(hits, 0);
+    return NULL;
+}
+
+/* Symptom: it spun until its deadline, and the connection could not be made anew before. */
+Test(client, does_not_wait_behind_half_a_frame_for_a_daemon_that_is_gone)
+{
+    enum { N = 30000 };
+    uint8_t *keys = malloc((size_t)N * 32);
+    uint32_t hits;
+    pthread_t late;
+    kvs_ns *ns;
+    fake f;
+    kvs_client *c = start(&f, NULL);
+    int64_t begin;
+
+    keys_fill(keys, N, 1);
+    ns = ns_of(c, "m");
+    atomic_store(&f.deaf, true);
+    FAILS(KVS_E_DEADLINE, kvs_lookup(ns, keys, N, &hits, NULL, 50, &err));
+    cr_assert_eq(pthread_create(&late, NULL, look_up_late, ns), 0);
+    (void)nanosleep(&(struct timespec){.tv_sec = 1, .tv_nsec = 300000000},
+                    NULL); /* the library's own CANCEL gives up before */
+    begin = now_ms();
+    fake_stop(&f);
+    atomic_store(&f.deaf, false);
+    fake_start(&f);
+    OK(kvs_wait_up(c, 1, 0, &err));
+    (void)pthread_join(late, NULL);
+    cr_assert_lt(now_ms() - begin, 4000);
+    finish(&f, c);
+    free(keys);
+}
+
 /* ---- pipelined ---- */
 
 typedef struct held {
@@ -868,6 +908,29 @@ static bool refuse_regions(fake *f, fake_conn *c, frame *q)
     return true;
 }
 
+/* 1.0 to 1.5 s. */
+Test(client, pauses_once_before_it_connects_again)
+{
+    fake f;
+    kvs_options o;
+    kvs_client *c;
+    int64_t begin;
+
+    fake_init(&f);
+    fake_start(&f);
+    o = options(&f);
+    o.backoff_min_ms = 1000;
+    o.backoff_max_ms = 20000;
+    OK(kvs_connect(&c, &o, &err));
+    begin = now_ms();
+    fake_stop(&f);
+    fake_start(&f);
+    OK(kvs_wait_up(c, 1, 0, &err));
+    cr_assert_geq(now_ms() - begin, 990);
+    cr_assert_lt(now_ms() - begin, 1900, "%d ms", (int)(now_ms() - begin));
+    finish(&f, c);
+}
+
 Test(client, calls_a_region_stale_that_the_new_daemon_refuses)
 {
     kvs_slot slot;
@@ -1234,6 +1297,180 @@ Test(client, settles_only_when_the_hardware_has_stopped)
     finish(&f, c);
 }
 
+/* The same of a STORE whose caller wants no results. */
+static bool store_runs_on(fake *f, fake_conn *c, frame *q)
+{
+    uint8_t body[64] = {0};
+    wire_out o = {.base = body, .cap = sizeof body};
+    wire_key_rep v = {1, 0};
+
+    if (q->head.op != WIRE_STORE)
+        return copy_runs_on(f, c, q);
+    wire_put_key_rep(&o, &v);
+    wire_put_u32(&o, KVS_E_BUSY);
+    fake_reply(c, q, KVS_E_DEADLINE, body, 16);
+    return true;
+}
+
+Test(client, settles_a_store_without_results_only_when_the_hardware_has_stopped)
+{
+    late l = {.op = WIRE_CANCEL};
+    uint8_t key[32] = {1};
+    kvs_slot slot = {3, 1};
+    kvs_store_args a = {.n = 1, .keys = key, .slots = &slot};
+    kvs_client *c;
+    fake f;
+
+    fake_init(&f);
+    f.hook = store_runs_on;
+    f.ud = &l;
+    fake_start(&f);
+    c = client_of(&f);
+    a.ns = ns_of(c, "m");
+    OK(kvs_region_create(a.ns, 0, 8, &a.region, 0, &err));
+    FAILS(KVS_E_DEADLINE, kvs_store(&a, 0, &err));
+    FAILS(KVS_E_DEADLINE, kvs_settle(c, 30, &err));
+    await_count(&l.held, 1);
+    OK(kvs_ping(c, 0, &err));
+    OK(kvs_settle(c, 0, &err));
+    finish(&f, c);
+}
+
+/* Holds LOAD and REGION_CLOSE until a PING comes, and answers then. */
+typedef struct slow {
+    frame load, close;
+    bool has_load, has_close;
+} slow;
+
+static bool slow_hook(fake *f, fake_conn *c, frame *q)
+{
+    slow *x = f->ud;
+
+    if (q->head.op == WIRE_LOAD) {
+        x->load = *q;
+        x->has_load = true;
+        return true;
+    }
+    if (q->head.op == WIRE_REGION_CLOSE && !x->has_close) {
+        x->close = *q;
+        return x->has_close = true;
+    }
+    if (q->head.op == WIRE_PING && x->has_load) {
+        uint8_t body[64];
+        wire_out o = {.base = body, .cap = sizeof body};
+        wire_load_rep v = {1, 1};
+        wire_load_result one = {KVS_OK, WIRE_LOADED_SHARED, 3, 1};
+
+        wire_put_load_rep(&o, &v);
+        wire_put_load_result(&o, &one);
+        fake_reply(c, &x->load, KVS_OK, body, o.len);
+        x->has_load = false;
+    }
+    return false;
+}
+
+/* The reply is written to the region's table of slots. */
+Test(client, keeps_a_region_whose_close_timed_out_while_a_reply_may_speak_of_it)
+{
+    slow x = {.has_close = false};
+    uint8_t key[32] = {1};
+    kvs_load_result result;
+    kvs_load_args a = {.n = 1, .keys = key, .results = &result};
+    kvs_region_info info;
+    kvs_request *r;
+    kvs_client *c;
+    fake f;
+
+    fake_init(&f);
+    f.hook = slow_hook;
+    f.ud = &x;
+    fake_start(&f);
+    c = client_of(&f);
+    a.ns = ns_of(c, "m");
+    OK(kvs_region_create(a.ns, 0, 8, &a.region, 0, &err));
+    OK(kvs_submit_load(&a, &r, 0, &err));
+    FAILS(KVS_E_BUSY, kvs_region_close(a.region, 30, &err));
+    OK(kvs_ping(c, 0, &err));
+    OK(kvs_wait(r, 0, &err));
+    OK(kvs_request_end(r, &err));
+    kvs_region_get(a.region, &info);
+    cr_assert_eq(info.n_slots, 8);
+    OK(kvs_region_close(a.region, 0, &err));
+    finish(&f, c);
+}
+
+Test(client, tells_the_daemon_of_a_closed_region_in_the_end_if_not_in_time)
+{
+    slow x = {.has_close = false};
+    kvs_region *region;
+    kvs_client *c;
+    fake f;
+
+    fake_init(&f);
+    f.hook = slow_hook;
+    f.ud = &x;
+    fake_start(&f);
+    c = client_of(&f);
+    OK(kvs_region_create(ns_of(c, "m"), 0, 8, &region, 0, &err));
+    FAILS(KVS_E_DEADLINE, kvs_region_close(region, 30, &err));
+    await_count(&f.ops[WIRE_REGION_CLOSE], 2); /* the first one may have been cancelled */
+    finish(&f, c);
+}
+
+/* Copies that run on, of as many LOADs as there are.  Their CANCELs are answered when a LOOKUP has come. */
+typedef struct stuck {
+    frame q[16];
+    unsigned n;
+    bool over;
+} stuck;
+
+static bool copies_run_on(fake *f, fake_conn *c, frame *q)
+{
+    static const uint8_t stopped[WIRE_cancel_rep_BYTES];
+    stuck *x = f->ud;
+
+    if (q->head.op == WIRE_LOAD)
+        return copy_runs_on(f, c, q);
+    if (q->head.op == WIRE_CANCEL && !x->over) {
+        x->q[x->n++] = *q;
+        return true;
+    }
+    x->over = x->over || q->head.op == WIRE_LOOKUP;
+    while (x->over && x->n > 0)
+        fake_reply(c, &x->q[--x->n], KVS_OK, stopped, sizeof stopped);
+    return false;
+}
+
+/* Symptom: what was not cancelled within a second, because so many others waited for their CANCELs' answers, was never settled. */
+Test(client, settles_however_many_run_on_at_once)
+{
+    enum { N = 5 };
+    static stuck x;
+    uint8_t key[32] = {1};
+    uint32_t hits;
+    kvs_slot slot = {3, 1};
+    kvs_load_result result;
+    kvs_load_args a = {.n = 1, .keys = key, .slots = &slot, .results = &result};
+    kvs_client *c;
+    fake f;
+
+    fake_init(&f);
+    f.control_requests = 2;
+    f.hook = copies_run_on;
+    f.ud = &x;
+    fake_start(&f);
+    c = client_of(&f);
+    a.ns = ns_of(c, "m");
+    OK(kvs_region_create(a.ns, 0, 8, &a.region, 0, &err));
+    for (int i = 0; i < N; i++)
+        FAILS(KVS_E_DEADLINE, kvs_load(&a, 0, &err));
+    FAILS(KVS_E_DEADLINE, kvs_settle(c, 2500, &err));
+    OK(kvs_lookup(a.ns, key, 1, &hits, NULL, 0, &err));
+    OK(kvs_settle(c, 0, &err));
+    cr_assert_eq(atomic_load(&f.ops[WIRE_CANCEL]), N);
+    finish(&f, c);
+}
+
 Test(client, cancels_a_request_and_gets_both_answers)
 {
     late l = {.op = WIRE_LOOKUP};
@@ -1447,21 +1684,24 @@ static int send_too_many(fake *f)
 Test(client, says_clearly_that_too_many_descriptors_are_in_flight)
 {
     fake *f = mmap(NULL, sizeof *f, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    char folder[108];
-    int status;
+    char folder[108], go = 0;
+    int status, gate[2];
     pid_t pid;
 
     cr_assert_neq(f, MAP_FAILED);
     fake_init(f);
+    cr_assert_eq(pipe(gate), 0);
+    pid =
+        fork(); /* before there are threads: one may hold a lock of the allocator, and under a sanitizer keep it in the child */
+    cr_assert_geq(pid, 0);
+    if (pid == 0)
+        _exit(read(gate[0], &go, 1) == 1 ? send_too_many(f) : 1);
     fake_start(f);
     (void)snprintf(folder, sizeof folder, "%s", f->path);
     *strrchr(folder, '/') = '\0';
     (void)chmod(folder, 0755);
     (void)chmod(f->path, 0777);
-    pid = fork();
-    cr_assert_geq(pid, 0);
-    if (pid == 0)
-        _exit(send_too_many(f));
+    cr_assert_eq(write(gate[1], &go, 1), 1);
     cr_assert_eq(waitpid(pid, &status, 0), pid);
     cr_assert(WIFEXITED(status));
     cr_assert_eq(WEXITSTATUS(status), 0, "step %d", WEXITSTATUS(status));

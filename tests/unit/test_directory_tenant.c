@@ -86,6 +86,32 @@ Test(tenant, a_list_longer_than_the_quota_is_no_space_behind_it)
     fixture_fini(&f);
 }
 
+/* What the list itself holds lies at the cold end and may not go: it is passed once, and not for each new block again. */
+Test(tenant, a_long_list_at_its_quota_passes_what_it_holds_once)
+{
+    enum { OLD = 1500, YOUNG = 1000, NEW = 900 };
+    uint8_t keys[(OLD + NEW) * 32];
+    uint64_t before;
+    fixture f;
+
+    fixture_init_counted(&f, &(pool_config){.max_bytes = 16 << 20, .extent_bytes = 16 << 20});
+    directory_limit_tenant(f.dir, A, (OLD + YOUNG) * SLOT, 0);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, OLD, 0, 0), OLD);
+    cr_assert_eq(fixture_store(&f, f.ns, 10000, YOUNG, 0, 0), YOUNG);
+    memcpy(keys, fixture_keys(1, OLD), OLD * 32);
+    memcpy(keys + OLD * 32, fixture_keys(20000, NEW), NEW * 32);
+    before = fixture_victims();
+    directory_admit(f.dir, f.ns, 0, keys, keys, OLD + NEW, f.status, f.slot);
+    cr_assert_leq(fixture_victims() - before, OLD + 2 * NEW);
+    for (uint32_t i = 0; i < OLD + NEW; i++)
+        cr_assert_eq(f.status[i], i < OLD ? KVS_E_EXISTS : KVS_OK);
+    for (uint32_t i = OLD; i < OLD + NEW; i++)
+        cr_assert_eq(directory_commit(f.dir, f.slot[i], 0), KVS_OK);
+    cr_assert_eq(found(&f, f.ns, 1, OLD), OLD);
+    cr_assert_eq(found(&f, f.ns, 10000, YOUNG), YOUNG - NEW);
+    fixture_fini(&f);
+}
+
 Test(tenant, what_is_pinned_or_held_counts_and_stays)
 {
     fixture f;
@@ -207,6 +233,30 @@ Test(tenant, may_not_pin_what_the_others_were_promised)
     cr_assert_gt(tenant(&f, A).pinned_bytes, (32 << 10) - SLOT);
     cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(1, 1)), KVS_OK, "it was pinned");
     cr_assert_eq(fixture_store(&f, b, 100, 13, 0, 0), 13, "B gets its floor whatever A does");
+    fixture_fini(&f);
+}
+
+Test(tenant, several_together_may_not_pin_what_another_was_promised)
+{
+    enum { C = 3 };
+    fixture f;
+    uint32_t b, c;
+
+    fixture_init_with(&f, &(pool_config){.max_bytes = 64 << 10, .extent_bytes = 64 << 10});
+    b = fixture_open(&f, B, "model", 2);
+    c = fixture_open(&f, C, "model", 2);
+    directory_limit_tenant(f.dir, B, 0, 32 << 10);
+    directory_limit_tenant(f.dir, A, 0, 4 * SLOT);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, 8, 0, 0), 8);
+    cr_assert_eq(fixture_store(&f, c, 101, 20, 0, 0), 20);
+    for (uint64_t id = 1; id <= 8; id++)
+        cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(id, 1)), KVS_OK);
+    for (uint64_t id = 101; id <= 120; id++)
+        cr_assert_eq(directory_pin(f.dir, c, fixture_keys(id, 1)), id <= 106 ? KVS_OK : KVS_E_NO_SPACE);
+    cr_assert_leq(tenant(&f, A).pinned_bytes + tenant(&f, C).pinned_bytes, 32 << 10);
+    cr_assert_eq(fixture_store(&f, b, 200, 14, 0, 0), 14, "B gets its floor whatever they do");
+    cr_assert_eq(directory_unpin(f.dir, f.ns, fixture_keys(8, 1)), KVS_OK);
+    cr_assert_eq(directory_pin(f.dir, c, fixture_keys(107, 1)), found(&f, c, 107, 1) ? KVS_OK : KVS_E_NOT_FOUND);
     fixture_fini(&f);
 }
 

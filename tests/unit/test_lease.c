@@ -1,6 +1,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* The module itself, with an allocator that fails the n-th call. */
 static int fail_in; /* 0: never */
@@ -207,6 +208,7 @@ Test(lease, stays_within_the_bytes_of_its_tenant)
     cr_assert_eq(directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(1, 4), 4, 1, 1000, 0, cap, &one, &err),
                  KVS_E_LIMIT);
     cr_assert(strstr(err.msg, "9216") != NULL && strstr(err.msg, "6912") != NULL, "%s", err.msg);
+    cr_assert_not_null(strstr(err.msg, "lease.max_percent"), "what to change: %s", err.msg);
     for (int i = 0; i < 10; i++)
         cr_assert_eq(directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(1, 3), 3, 1, 1000, 0, cap, &one, NULL),
                      KVS_OK);
@@ -216,6 +218,115 @@ Test(lease, stays_within_the_bytes_of_its_tenant)
                  KVS_E_LIMIT);
     directory_owner_gone(f.dir, 1);
     cr_assert_eq(directory_tenant_leased(f.dir, 1), 0);
+    fixture_fini(&f);
+}
+
+/* The bytes of a block count once: what names it counts each time, or a client could make leases of the same blocks until the
+ * memory of the host is used up, and their ends take minutes. */
+Test(lease, all_of_them_name_so_many_blocks_at_most)
+{
+    enum { BLOCKS = 4096, MOST = LEASED_MAX / FIXTURE_TENANTS / BLOCKS };
+    kvs_status s = KVS_OK;
+    uint32_t n = 0;
+
+    fixture_init(&f, BLOCKS, BLOCKS);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, BLOCKS, 0, 0), BLOCKS);
+    while (n <= MOST && (s = reserve(1, BLOCKS, 1 + n % 7, 1000)) == KVS_OK)
+        n++;
+    cr_assert_eq(s, KVS_E_LIMIT);
+    cr_assert_eq(n, MOST);
+    cr_assert_eq(reserve(1, 1, 9, 1000), KVS_E_LIMIT);
+    fixture_check(&f);
+    directory_owner_gone(f.dir, 3);
+    cr_assert_eq(reserve(1, BLOCKS, 9, 1000), KVS_OK, "there is room again");
+    directory_owner_gone(f.dir, 9);
+    for (uint64_t owner = 1; owner <= 7; owner++)
+        directory_owner_gone(f.dir, owner);
+    cr_assert_eq(fixture_stats(&f).n_leases, 0);
+    fixture_fini(&f);
+}
+
+static double cpu_seconds(void)
+{
+    struct timespec t;
+
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+Test(lease, a_connection_that_ends_pays_for_its_own_only)
+{
+    double begin;
+
+    fixture_init_alone(&f, 2, 2);
+    fixture_store(&f, f.ns, 1, 2, 0, 0);
+    for (uint32_t i = 0; i < 65000; i++)
+        cr_assert_eq(reserve(1 + i % 2, 1, 1, 1000), KVS_OK);
+    begin = cpu_seconds();
+    for (uint64_t owner = 2; owner < 30000; owner++)
+        directory_owner_gone(f.dir, owner);
+    cr_assert_lt(cpu_seconds() - begin, 1.0);
+    cr_assert_eq(fixture_stats(&f).n_leases, 65000);
+    directory_owner_gone(f.dir, 1);
+    cr_assert_eq(fixture_stats(&f).n_leases, 0);
+    fixture_fini(&f);
+}
+
+Test(lease, of_many_owners_end_with_the_right_one)
+{
+    enum { OWNERS = 300, EACH = 5 };
+
+    fixture_init_alone(&f, 2, 2);
+    fixture_store(&f, f.ns, 1, 2, 0, 0);
+    for (uint32_t i = 0; i < OWNERS * EACH; i++)
+        cr_assert_eq(reserve(1, 1 + i % 2, i % OWNERS * 64, 1 + i % 11), KVS_OK);
+    for (uint32_t i = 0; i < OWNERS; i++)
+        cr_assert_eq(directory_n_leases(f.dir, i * 64), EACH);
+    (void)expire_at(5000);
+    fixture_check(&f);
+    for (uint32_t i = 0, left = (uint32_t)fixture_stats(&f).n_leases; i < OWNERS; i++) {
+        uint32_t n = (uint32_t)directory_n_leases(f.dir, i * 64);
+
+        directory_owner_gone(f.dir, i * 64);
+        left -= n;
+        cr_assert_eq(fixture_stats(&f).n_leases, left);
+        cr_assert_eq(directory_n_leases(f.dir, i * 64), 0);
+    }
+    cr_assert_eq(fixture_stats(&f).n_leases, 0);
+    cr_assert_eq(fixture_stats(&f).n_leased, 0);
+    fixture_fini(&f);
+}
+
+/* Who resets what nobody leases does not look at all leases, and those who do end the right ones. */
+Test(lease, of_a_namespace_that_is_reset_end_and_no_others)
+{
+    directory_reset_result r;
+    uint32_t other, third;
+    double begin;
+
+    fixture_init_alone(&f, 4, 4);
+    other = fixture_open(&f, 0, "other", 2);
+    third = fixture_open(&f, 0, "third", 2);
+    fixture_store(&f, f.ns, 1, 1, 0, 0);
+    fixture_store(&f, other, 1, 2, 0, 0);
+    for (uint32_t i = 0; i < 65000; i++)
+        cr_assert_eq(reserve(1, 1, 1, 1000), KVS_OK);
+    cr_assert_eq(directory_reserve(f.dir, 0, 2, (uint32_t[]){f.ns, other}, 2, fixture_keys(1, 1), 1, 1, 1000, 0, UINT64_MAX,
+                                   &one, NULL),
+                 KVS_OK);
+    cr_assert_eq(fixture_reserve(&f, other, 2, 1, 2, 1000, &one), KVS_OK);
+    begin = cpu_seconds();
+    for (uint32_t i = 0; i < 30000; i++) {
+        directory_reset(f.dir, 0, third, false, &r);
+        cr_assert_eq(r.leases, 0);
+    }
+    cr_assert_lt(cpu_seconds() - begin, 1.0);
+    directory_reset(f.dir, 0, other, false, &r);
+    cr_assert(r.leases == 2 && r.dropped == 2 && r.kept == 0);
+    cr_assert_eq(fixture_stats(&f).n_leases, 65000);
+    fixture_check(&f);
+    directory_reset(f.dir, 0, WIRE_NONE32, false, &r);
+    cr_assert(r.leases == 65000 && r.dropped == 1);
     fixture_fini(&f);
 }
 

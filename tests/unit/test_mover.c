@@ -445,6 +445,41 @@ Test(mover, sums_many_blocks_of_a_batch_each_for_itself)
     end();
 }
 
+/* Each job has had its first bytes when an older one becomes due, and goes first.  Symptom: with more of them than there are
+ * places for sums the mover stood still for ever. */
+Test(mover, sums_the_blocks_of_any_number_of_jobs_that_were_overtaken, .timeout = 60)
+{
+    enum { JOBS = SUMS_BLOCKS + 10, TURNS = 6 /* in which all that wait are looked at */, BATCHES = 16 };
+    const mover_settings s = {.batch_bytes = PAGE};
+
+    dev.ops.depth = 2;
+    start(DEVICE_STORE, true, BATCHES, PAGE);
+    mover_set(m, &s);
+    stub_hold(&dev, 1);
+    for (unsigned t = 0; t < JOBS; t++) {
+        task *k = waiting(make(t, t % SLOTS, 1), 0, JOBS - t);
+
+        k->job.checksum = true;
+        submit(k);
+    }
+    for (unsigned t = 1; t < JOBS; t++) {
+        reach(0, t);
+        stub_await_held(&dev);
+        stub_hold(&dev, stub_count(&dev, STUB_WAIT) + TURNS);
+        reach(0, t + 1);
+        stub_release(&dev);
+    }
+    stub_await_held(&dev);
+    cr_assert_eq(n_done, 0);
+    stub_release(&dev);
+    cr_assert(sink_run_until(&done, JOBS));
+    for (unsigned t = 0; t < JOBS; t++) {
+        cr_assert_eq(tasks[t].items[0].status, KVS_OK, "job %u", t);
+        cr_assert_eq(tasks[t].items[0].checksum, sum_of(t % SLOTS), "job %u", t);
+    }
+    end();
+}
+
 Test(mover, fails_only_the_items_of_one_of_two_batches)
 {
     task *k = deep(DEVICE_LOAD, 0);

@@ -182,6 +182,34 @@ Test(op_cache, a_second_store_is_told_exists_and_may_keep_the_slot)
 }
 
 /* Symptom: a reset said done, and a kept copy on the device was still served. */
+/* Symptom: the slot was shared under the STORE's key, and then the LOAD wrote another block into it. */
+Test(op_cache, a_slot_that_is_still_to_be_loaded_into_is_not_kept)
+{
+    world w;
+    wire_load_result r;
+    fx_move load, store;
+    fx_answer a;
+    uint64_t id;
+
+    start(&w, 0, 4);
+    cr_assert_eq(store_keys(&w, 1, 1, 0, NULL), KVS_OK);
+    load = (fx_move){
+        .ns = w.ns, .region = w.g.id, .n = 1, .first = 1, .slots = w.slots, .after_counter = 1, .after_value = 1};
+    id = fx_send(&w.c, WIRE_LOAD, fx_load_body(&load));
+    fx_fill(&w.g, w.slots[0].slot, 2);
+    store = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 2, .slots = w.slots, .flags = WIRE_STORE_KEEP};
+    cr_assert_eq(fx_store(&w.c, &store, NULL), KVS_OK);
+    fx_raise(&w.c, 0, 1);
+    a = fx_wait(&w.c, id);
+    cr_assert_eq(a.status, KVS_OK);
+    fx_done(&a);
+    load = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 2};
+    cr_assert_eq(fx_load(&w.c, &load, &r), KVS_OK);
+    cr_assert(fx_holds(&w.g, r.slot, 2), "key 2 has the bytes of another");
+    drop_slots(&w, w.slots, 1);
+    stop(&w);
+}
+
 Test(op_cache, a_reset_reaches_blocks_that_are_kept_on_the_device)
 {
     world w;
@@ -420,6 +448,33 @@ Test(op_cache, a_block_that_cannot_be_loaded_is_no_longer_found)
     cr_assert_eq(r.status, KVS_E_DEVICE);
     cr_assert_eq(fx_lookup(&w.c, w.ns, 1, 1), 0);
     cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_FSCK, "ok"), 1);
+    stop(&w);
+}
+
+/* Symptom: with a block that was gone already its key was dropped, by which another one was found meanwhile. */
+Test(op_cache, a_block_that_was_stored_anew_is_not_lost_with_the_old_one)
+{
+    world w;
+    wire_load_rep rep;
+    wire_load_result r;
+    fx_move load;
+    fx_answer a;
+    uint64_t id;
+
+    start(&w, 0, 4);
+    cr_assert_eq(store_keys(&w, 1, 1, 0, NULL), KVS_OK);
+    load = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 1, .after_counter = 1, .after_value = 1};
+    id = fx_send(&w.c, WIRE_LOAD, fx_load_body(&load));
+    cr_assert_eq(fx_status(&w.c, WIRE_DROP, fx_keys_body(w.ns, 1, 1)), KVS_OK);
+    cr_assert_eq(store_keys(&w, 1, 1, 0, NULL), KVS_OK);
+    fault_device_plan(w.f.dev, &(fault_plan){FAULT_COPY, FAULT_FAIL, 1, 1, KVS_E_DEVICE, 0});
+    fx_raise(&w.c, 0, 1);
+    a = fx_wait(&w.c, id);
+    wire_get_load_rep(&a.in, &rep);
+    wire_get_load_result(&a.in, &r);
+    cr_assert_eq(r.status, KVS_E_DEVICE);
+    fx_done(&a);
+    cr_assert_eq(fx_lookup(&w.c, w.ns, 1, 1), 1);
     stop(&w);
 }
 
@@ -748,6 +803,100 @@ Test(op_cache, a_load_that_was_given_up_holds_nothing_and_names_no_slot)
     stop(&w);
 }
 
+/* A LOAD of key 1 that waits for a counter, into a slot that the daemon chose; which one is easy to guess: the only one. */
+static uint64_t send_guessable_load(world *w, wire_slot_ref *ret)
+{
+    fx_move m = {.ns = w->ns, .region = w->g.id, .n = 1, .first = 1, .after_counter = 1, .after_value = 1};
+
+    cr_assert_eq(store_keys(w, 1, 1, 0, NULL), KVS_OK);
+    drop_slots(w, w->slots, 1);
+    *ret = (wire_slot_ref){w->slots[0].slot, w->slots[0].gen + 1};
+    return fx_send(&w->c, WIRE_LOAD, fx_load_body(&m));
+}
+
+static void check_guessed_load(world *w, uint64_t id, wire_slot_ref chosen)
+{
+    wire_load_rep rep;
+    wire_load_result r;
+    fx_answer a;
+
+    fx_raise(&w->c, 0, 1);
+    a = fx_wait(&w->c, id);
+    cr_assert_eq(a.status, KVS_OK, "%s", a.msg);
+    wire_get_load_rep(&a.in, &rep);
+    wire_get_load_result(&a.in, &r);
+    cr_assert_eq(r.status, KVS_OK);
+    cr_assert_eq(r.slot, chosen.slot);
+    cr_assert_eq(r.gen, chosen.gen, "the guess was right");
+    cr_assert(fx_holds(&w->g, r.slot, 1));
+    drop_slots(w, &chosen, 1);
+    fx_done(&a);
+}
+
+/* Symptom: the daemon wrote far outside its memory when such a LOAD ended. */
+Test(op_cache, a_slot_that_the_daemon_chose_cannot_be_dropped_before_it_is_named)
+{
+    world w;
+    wire_slot_ref chosen;
+    uint64_t id;
+    fx_body *b = fx_new();
+
+    start(&w, 0, 1);
+    id = send_guessable_load(&w, &chosen);
+    wire_put_slot_drop_req(&b->out, &(wire_slot_drop_req){.region = w.g.id, .n = 1, .after_counter = WIRE_NONE32});
+    wire_put_slot_ref(&b->out, &chosen);
+    cr_assert_eq(fx_status(&w.c, WIRE_SLOT_DROP, b), KVS_E_PARTIAL);
+    check_guessed_load(&w, id, chosen);
+    stop(&w);
+}
+
+Test(op_cache, a_slot_that_the_daemon_chose_cannot_be_kept_for_another_key_before_it_is_named)
+{
+    world w;
+    wire_slot_ref chosen;
+    fx_move m;
+    uint64_t id;
+
+    start(&w, 0, 1);
+    id = send_guessable_load(&w, &chosen);
+    m = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .flags = WIRE_STORE_KEEP, .first = 7, .slots = &chosen};
+    cr_assert_eq(fx_store(&w.c, &m, NULL), KVS_E_STATE);
+    check_guessed_load(&w, id, chosen);
+    cr_assert_eq(fx_lookup(&w.c, w.ns, 7, 1), 0);
+    stop(&w);
+}
+
+/* Key 1 is found on the device by a LOAD whose second key waits; its hold is dropped under it, and the slot is somebody else's
+ * when the LOAD is given up. */
+Test(op_cache, a_hold_that_was_dropped_under_a_load_is_not_given_back_twice)
+{
+    world w;
+    wire_slot_ref all[2];
+    wire_load_result r;
+    fx_answer a;
+    uint64_t id, cancel;
+    fx_move m;
+
+    start(&w, 0, 2);
+    cr_assert_eq(store_keys(&w, 1, 2, 0, NULL), KVS_OK);
+    drop_slots(&w, w.slots, 2);
+    m = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 1};
+    cr_assert_eq(fx_load(&w.c, &m, &r), KVS_OK);
+    drop_slots(&w, &(wire_slot_ref){r.slot, r.gen}, 1);
+    m = (fx_move){.ns = w.ns, .region = w.g.id, .n = 2, .first = 1, .after_counter = 1, .after_value = 1};
+    id = fx_send(&w.c, WIRE_LOAD, fx_load_body(&m));
+    drop_slots(&w, &(wire_slot_ref){r.slot, r.gen}, 1); /* the LOAD's */
+    fx_take(&w.c, &w.g, 1, all);
+    cr_assert_eq(all[0].slot, r.slot);
+    cancel = send_cancel(&w.c, id);
+    a = fx_wait(&w.c, id);
+    cr_assert_eq(a.status, KVS_E_CANCELLED);
+    fx_done(&a);
+    cr_assert_eq(cancel_outcome(&w.c, cancel), WIRE_CANCEL_STOPPED);
+    drop_slots(&w, all, 1); /* it is still the client's */
+    stop(&w);
+}
+
 Test(op_cache, a_failed_block_of_a_load_names_no_slot_that_the_daemon_chose)
 {
     world w;
@@ -915,7 +1064,10 @@ Test(op_cache, credit_bytes_bound_what_is_in_flight)
     w.g = fx_slots(&w.c, w.ns, 8);
     fx_take(&w.c, &w.g, 8, w.slots);
     m = (fx_move){.ns = w.ns, .region = w.g.id, .n = 4, .first = 1, .slots = w.slots};
-    cr_assert_eq(fx_store(&w.c, &m, NULL), KVS_E_LIMIT, "more than could ever be admitted");
+    a = fx_call(&w.c, WIRE_STORE, fx_store_body(&m));
+    cr_assert_eq(a.status, KVS_E_LIMIT, "more than could ever be admitted");
+    cr_assert_not_null(strstr(a.msg, "(limits.credit_bytes)"), "what to change: %s", a.msg);
+    fx_done(&a);
     m.n = 2;
     m.after_counter = 1;
     m.after_value = 1;

@@ -118,11 +118,13 @@ Test(pool, refuses_odd_and_tiny_blocks_and_too_many_layouts)
 {
     pool *p = make(1 << 20, 0, 0);
     uint8_t digest[32] = {0};
+    kvs_err err = {0};
     uint32_t l;
 
     cr_assert_eq(pool_layout_open(p, digest, 1008, &l, NULL), KVS_E_LIMIT);
     cr_assert_eq(pool_layout_open(p, digest, 1032, &l, NULL), KVS_E_LIMIT);
-    cr_assert_eq(pool_layout_open(p, digest, UINT64_MAX - 15, &l, NULL), KVS_E_LIMIT);
+    cr_assert_eq(pool_layout_open(p, digest, UINT64_MAX - 15, &l, &err), KVS_E_LIMIT);
+    cr_assert_not_null(strstr(err.msg, "pool.extent_bytes"), "what to change: %s", err.msg);
     for (int i = 0; i < POOL_MAX_LAYOUTS; i++)
         cr_assert_eq(open_layout(p, (uint8_t)i, 1024), (uint32_t)i);
     cr_assert_eq(open_layout(p, 7, 1024), 7, "the same one again");

@@ -2,6 +2,7 @@
 
 #include <criterion/criterion.h>
 #include <string.h>
+#include <time.h>
 
 #include "tests/support/dir_fixture.h"
 
@@ -226,5 +227,31 @@ Test(residency, resets_no_more_than_it_was_asked_to)
     cr_assert_eq(fixture_lookup(&f, theirs, 1, 2), 2);
     cr_assert_eq(reset(WIRE_NONE32, WIRE_NONE32, true).leases, 1);
     cr_assert_eq(fixture_stats(&f).n_ready, 0);
+    fixture_fini(&f);
+}
+
+/* A client may ask for it as often as it likes, and the loop serves everybody. */
+Test(residency, a_reset_of_little_does_not_look_at_all_that_others_have)
+{
+    enum { PER_LIST = 4000, LISTS = 50, RESETS = 5000 };
+    directory_reset_result r;
+    struct timespec begin, end;
+    uint32_t own;
+
+    fixture_init(&f, PER_LIST * (LISTS + 1), PER_LIST);
+    own = fixture_open(&f, 2, "own", 2);
+    cr_assert_eq(fixture_store(&f, own, 1, 2, 0, 0), 2);
+    for (uint32_t i = 0; i < LISTS; i++)
+        cr_assert_eq(fixture_store(&f, f.ns, 1 + i * PER_LIST, PER_LIST, 0, 0), PER_LIST);
+    cr_assert_eq(directory_pin(f.dir, own, fixture_keys(2, 1)), KVS_OK);
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+    for (uint32_t i = 0; i < RESETS; i++) {
+        directory_reset(f.dir, 2, i % 2 == 0 ? own : WIRE_NONE32, false, &r);
+        cr_assert(r.dropped == (i == 0) && r.kept == 1);
+    }
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+    cr_assert_lt(end.tv_sec - begin.tv_sec, 2, "%d resets beside %d blocks", RESETS, PER_LIST * LISTS);
+    r = reset(1, f.ns, false);
+    cr_assert_eq(r.dropped, PER_LIST * LISTS);
     fixture_fini(&f);
 }

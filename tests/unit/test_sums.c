@@ -135,6 +135,34 @@ Test(sums, of_more_blocks_than_places_are_all_taken)
     free(p);
 }
 
+/* Symptom: the owner waited for ever for a place that only it could have freed. */
+Test(sums, say_when_every_place_is_taken_by_a_block_that_is_still_coming_in, .timeout = 30)
+{
+    static uint64_t got[SUMS_BLOCKS + 1];
+    uint32_t handles[SUMS_BLOCKS];
+    uint64_t n = 2 * SUMS_PART;
+    uint8_t *p = bytes_of(n, 3);
+    sums *s = NULL;
+
+    cr_assert_eq(sums_create(&s, 2, NULL), KVS_OK);
+    for (uint32_t i = 0; i < SUMS_BLOCKS; i++) {
+        handles[i] = sums_begin(s, p, n, &got[i]);
+        cr_assert_neq(handles[i], SUMS_NONE, "block %u", i);
+        sums_reach(s, handles[i], i % 2 == 0 ? SUMS_PART : 1);
+    }
+    cr_assert_eq(sums_begin(s, p, n, &got[SUMS_BLOCKS]), SUMS_NONE);
+    sums_reach(s, handles[7], n);
+    sums_reach(s, sums_begin(s, p, n, &got[SUMS_BLOCKS]), n);
+    for (uint32_t i = 0; i < SUMS_BLOCKS; i++)
+        if (i != 7)
+            sums_reach(s, handles[i], n);
+    sums_finish(s);
+    for (uint32_t i = 0; i <= SUMS_BLOCKS; i++)
+        cr_assert_eq(got[i], expected(p, n), "block %u", i);
+    sums_destroy(s);
+    free(p);
+}
+
 Test(sums, leave_the_result_of_a_forgotten_block_alone_and_its_place_to_others)
 {
     uint64_t n = 4 * SUMS_PART, got[2] = {7, 7};

@@ -33,6 +33,7 @@ static void rest(compute *x)
 
     for (uint32_t i = 0; i < x->n_used; i++) {
         g->use[x->used[i]].computes--;
+        g->use[x->used[i]].writes -= x->is_write;
         region_rest(g, x->used[i]);
     }
     x->seat->users--;
@@ -181,8 +182,10 @@ kvs_status compute_submit(compute *x, kvs_err *err)
 
     if (s != KVS_OK)
         return s;
-    for (uint32_t i = 0; i < x->n_used; i++)
+    for (uint32_t i = 0; i < x->n_used; i++) {
         x->seat->region->use[x->used[i]].computes++;
+        x->seat->region->use[x->used[i]].writes += x->is_write;
+    }
     x->seat->users++;
     for (uint32_t i = 0; i < x->n_calls; i++)
         (x->is_write ? x->scratches[i] : x->jobs[i].scratch)->users++;

@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "daemon/disposal.h"
 #include "daemon/log.h"
 #include "daemon/sockio.h"
 #include "daemon/tenant.h"
@@ -33,7 +34,7 @@ struct conn {
     peer_info info;
     frame_reader reader;
     reply *out, **out_tail;
-    size_t out_bytes;
+    size_t out_bytes;                                    /* that they take */
     uint64_t opened_us, partial_us, blocked_us, half_us; /* since when; 0: not */
     uint64_t answered_us;                                /* the latest reply went out; 0: none has */
     const char *farewell;  /* reason: nothing more is read, and closed when all replies are out; NULL: not */
@@ -170,7 +171,7 @@ static void conn_close(conn *c)
         (void)close(c->pid_fd);
     }
     uv_close((uv_handle_t *)&c->poll, on_handle_closed);
-    (void)close(c->fd);
+    sockio_close(c->fd);
     if (c->peer != NULL)
         peer_gone(c->peer, conn_now_us()); /* may end in on_peer_closed at once; the handles keep the memory */
 }
@@ -285,8 +286,8 @@ static void on_send(void *ud, reply *r)
     r->sent = 0;
     *c->out_tail = r;
     c->out_tail = &r->next;
-    c->out_bytes += r->len;
-    c->host->out_bytes += r->len;
+    c->out_bytes += r->held;
+    c->host->out_bytes += r->held;
     if (!was_empty && c->out_bytes > (size_t)c->host->config->out_max_bytes)
         condemn(c, "unsent_replies");
     do_later(c);
@@ -297,10 +298,13 @@ static size_t on_out_bytes(const void *ud)
     return ((const conn *)ud)->out_bytes;
 }
 
+static bool on_is_behind(const void *ud)
+{
+    return is_paused(ud);
+}
+
 static void sent(conn *c, size_t n)
 {
-    c->out_bytes -= n;
-    c->host->out_bytes -= n;
     while (c->out != NULL) {
         reply *r = c->out;
         size_t part = r->len - r->sent < n ? r->len - r->sent : n;
@@ -310,6 +314,8 @@ static void sent(conn *c, size_t n)
         if (r->sent < r->len)
             break;
         c->out = r->next;
+        c->out_bytes -= r->held;
+        c->host->out_bytes -= r->held;
         reply_destroy(r);
     }
     if (c->out == NULL)
@@ -462,6 +468,8 @@ static void settle(conn *c)
     maybe_finish(c);
     if (c->closing)
         return;
+    if (!c->more)
+        frame_reader_rest(&c->reader);
     if (frame_is_partial(&c->reader) && !c->more && c->partial_us == 0 && c->farewell == NULL) {
         c->partial_us = conn_now_us();
         wait_until(c->host, c->partial_us + ms(c->host->config->frame_timeout_ms));
@@ -533,7 +541,7 @@ static void watch_process(conn *c)
     (void)uv_poll_start(&c->pid_poll, UV_READABLE, on_process_end);
 }
 
-static const peer_ops PEER_OPS = {on_send, on_out_bytes, on_peer_closed};
+static const peer_ops PEER_OPS = {on_send, on_out_bytes, on_is_behind, on_peer_closed};
 
 kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
 {
@@ -542,7 +550,7 @@ kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
     int rc;
 
     if (c == NULL) {
-        (void)close(fd);
+        sockio_close(fd);
         return kvs_fail(err, KVS_E_NO_MEMORY, "connection: out of memory");
     }
     c->host = h;
@@ -553,13 +561,14 @@ kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
     c->opened_us = conn_now_us();
     rc = uv_poll_init(h->loop, &c->poll, fd);
     if (rc != 0) {
-        (void)close(fd);
+        sockio_close(fd);
         free(c);
         return kvs_fail(err, KVS_E_SYS, "connection: %s", uv_strerror(rc));
     }
     c->poll.data = c;
     c->n_handles = 1;
     frame_reader_init(&c->reader, (uint32_t)h->config->max_body_bytes);
+    c->reader.close_fd = disposal_close;
     list_add(&h->all, c, in_all);
     count(h, info, 1);
     s = peer_create(&c->peer, h->core, &PEER_OPS, c, info, c->opened_us, err);

@@ -46,7 +46,7 @@ typedef struct conn_host { /* filled by the holder, whose handles drive the thre
     uint32_t n_clients, n_admins, n_strangers;
     uint32_t n_tenant[CONFIG_MAX_TENANTS]; /* clients of each */
     uint64_t n_dropped;                    /* for a fault */
-    uint64_t out_bytes;                    /* unsent replies of all */
+    uint64_t out_bytes;                    /* that unsent replies of all take */
 } conn_host;
 
 void conn_host_init(conn_host *h, uv_loop_t *loop, core *c, mailbox *m, const config *cfg);

@@ -7,6 +7,7 @@
 #include <sys/random.h>
 
 #include "daemon/log.h"
+#include "daemon/process.h"
 #include "kernels/host_node.h"
 
 static kvs_status make_random(void *to, size_t n, kvs_err *err)
@@ -150,6 +151,7 @@ void core_configured(core *c)
     empty_gone_tenants(c);
     c->step_due = true; /* somebody may be above a quota now */
     c->resize_due = true;
+    core_grow_again(c);
     core_resize(c);
     core_grow(c);
 }
@@ -222,6 +224,7 @@ kvs_status core_create_on(core **ret, const config *cfg, device *const *devs, ui
     c->memory = memory;
     c->sink = sink;
     c->now_us = c->start_us = now_us;
+    c->client_fds = process_client_fds();
     c->lease_due_us = c->held_due_us = UINT64_MAX;
     c->next_region = 1;
     c->next_conn_id = 1;

@@ -34,11 +34,14 @@ enum {
     CORE_CONTROL_CREDIT = 16,
     CORE_MAX_REGIONS = 256, /* of one peer */
     CORE_MAX_PING = 64,
-    CORE_MAX_GROUP = 64,  /* namespaces of one RESERVE */
-    CORE_MAX_PAGE = 4096, /* keys of one STATUS reply */
+    CORE_LEAST_PART = 4096, /* bytes of requests that every client may have, whatever the others have */
+    CORE_MAX_GROUP = 64,    /* namespaces of one RESERVE */
+    CORE_MAX_PAGE = 4096,   /* keys of one STATUS reply */
     CORE_EVENT_BATCH = 256,
     CORE_STUCK_US = 10 * 1000 * 1000,
     PEER_BUCKETS = 256,
+    CORE_TOKEN_BUCKETS = 4096,
+    REPLY_SLACK_BYTES = 1024, /* of a reply's memory, not worth a copy */
     REPLY_HEAD_BYTES = WIRE_HEADER_BYTES + 8 + KVS_ERR_MSG_BYTES,
 };
 
@@ -91,6 +94,7 @@ struct request {
     uint64_t came_ns;         /* for the latency, on the real clock */
     uint64_t cost_bytes;      /* drawn on the peer's credit */
     uint64_t held_bytes;      /* memory: chunks and reply */
+    uint64_t lacked_bytes;    /* that limits.memory_bytes did not let it have; 0: it had all */
     reply *reply;             /* reserved; NULL once sent */
     size_t room;              /* payload bytes it can take */
     wire_out payload;
@@ -107,7 +111,8 @@ struct request {
     size_t due_at; /* place in the core's heap plus one; 0: none */
 };
 
-/* Zeroed memory that lives as long as the request; NULL: E_NO_MEMORY.  n * size is checked. */
+/* Zeroed memory that lives as long as the request; NULL: E_NO_MEMORY, which becomes E_BUSY where it was limits.memory_bytes.
+ * n * size is checked. */
 void *request_alloc(request *r, uint64_t n, size_t size);
 /* Make sure that the reply can take `bytes` of payload; E_NO_MEMORY.  Before any effect. */
 kvs_status request_room(request *r, uint64_t bytes, kvs_err *err);
@@ -154,7 +159,8 @@ struct peer {
     uint64_t bytes_in_flight, import_bytes;
     uint64_t request_bytes; /* memory that its requests hold */
     region_seat *seats;
-    uint32_t n_seats, n_tasks; /* tasks on the pinner that belong to it */
+    uint32_t n_seats, n_making; /* regions; those that are being made have no seat yet */
+    uint32_t n_tasks;           /* tasks on the pinner that belong to it */
     uint32_t watch_mask;
     uint64_t watch_id, watch_seq, watch_lost;
 };
@@ -168,6 +174,8 @@ kvs_status peer_seat(const peer *p, uint32_t region, region_seat **ret, kvs_err 
 kvs_status peer_slots(const peer *p, uint32_t region, uint32_t ns, region_seat **ret, kvs_err *err);
 /* May the peer have `bytes` of device memory, of which `had` are charged already?  E_LIMIT names the limit. */
 kvs_status peer_check_bytes(const peer *p, bool imported, uint64_t had, uint64_t bytes, kvs_err *err);
+/* May its tenant's regions keep `n` more descriptors?  E_LIMIT. */
+kvs_status peer_check_fds(const peer *p, uint32_t n, kvs_err *err);
 uint64_t peer_import_room(const peer *p);
 void peer_add_seat(peer *p, region_seat *s);
 
@@ -179,6 +187,7 @@ typedef struct closer {
     peer *peer; /* whose peer_gone waits for it */
     device_mem *mem;
     uint64_t bytes; /* charged: to the core, or to the peer if imported, and to the tenant */
+    uint32_t n_fds; /* charged to the tenant */
     uint32_t tenant;
     bool imported;
     void (*after)(void *ud); /* or NULL */
@@ -188,13 +197,16 @@ typedef struct closer {
 closer *closer_create(peer *p, bool imported, uint64_t bytes); /* charges the bytes; NULL: E_NO_MEMORY */
 void closer_run(closer *x, peer *p, void (*after)(void *ud), void *ud);
 void closer_charge(closer *x, uint64_t bytes); /* in place of what it was charged before */
-void closer_cancel(closer *x);                 /* there is no memory to close: the charge goes back */
+void closer_charge_fds(closer *x, uint32_t n);
+void closer_cancel(closer *x); /* there is no memory to close: the charge goes back */
 
 /* Leave: the last seat takes the region off the list and closes it on the pinner.  `after` (or NULL) is
  * called with ud when its memory is gone, at once if others are still seated. */
 void core_leave(peer *p, region_seat *s, void (*after)(void *ud), void *ud);
-void core_add_region(core *c, region *g);
+void core_add_region(core *c, region *g);    /* it gets its number, above 0 */
 void core_remove_region(core *c, region *g); /* off the list; not destroyed */
+/* The tenant's region with this token; NULL: none. */
+region *core_find_token(const core *c, uint32_t tenant, const uint8_t token[WIRE_TOKEN_BYTES]);
 
 /* ---- the core ---- */
 typedef struct core_event {
@@ -210,6 +222,7 @@ typedef struct core_piece {
 typedef struct core_tenant {
     uint32_t n_clients;
     uint64_t region_bytes, import_bytes; /* charged */
+    uint32_t region_fds;                 /* that its regions keep, imports included */
     struct load *lone;                   /* LOADs that one onto another device may join: load_twin.c */
 } core_tenant;
 
@@ -244,14 +257,16 @@ struct core {
     uint32_t n_present;                      /* tenants with clients */
     core_tenant tenants[CONFIG_MAX_TENANTS]; /* those that are gone, too: of their last clients */
     uint64_t next_conn_id;
-    region *regions;
+    region *regions, *tokens[CORE_TOKEN_BUCKETS]; /* tokens: those that have one, by it */
     uint32_t next_region, n_regions;
-    uint64_t region_bytes;  /* daemon regions, those being made and unmapped included */
-    uint64_t import_bytes;  /* of all peers */
-    uint64_t request_bytes; /* memory that requests hold, of all peers */
-    uint32_t n_requests;    /* out */
-    uint32_t n_tasks;       /* on the pinner, but for the arena's growth */
-    request **due;          /* heap by deadline */
+    bool numbers_come_again; /* next_region has passed its end */
+    uint64_t region_bytes;   /* daemon regions, those being made and unmapped included */
+    uint64_t import_bytes;   /* of all peers */
+    uint64_t request_bytes;  /* memory that requests hold, of all peers */
+    uint32_t n_requests;     /* out */
+    uint32_t client_fds;     /* descriptors that are kept for clients are below this */
+    uint32_t n_tasks;        /* on the pinner, but for the arena's growth */
+    request **due;           /* heap by deadline */
     size_t n_due, cap_due;
     uint64_t lease_due_us;
     exchange_reach reach[WIRE_MAX_DEVICES][WIRE_MAX_DEVICES];
@@ -266,7 +281,8 @@ struct core {
     bool node_is_asked_for;      /* by the configuration, which the pinner's thread may not read */
     uint32_t n_pieces;
     bool is_growing, grow_failed;
-    pinner_task drop; /* of a piece above the pool's size */
+    bool growing_is_new; /* nothing in it is of an earlier life */
+    pinner_task drop;    /* of a piece above the pool's size */
     core_piece dropping;
     bool is_dropping, shrinks; /* shrinks: pieces may be left to drop */
     bool resize_due;           /* the config has another size than the pool */
@@ -290,6 +306,7 @@ void core_rest(core *c);
 /* growth.c */
 device *core_host(const core *c); /* which registers host memory: once is good for all devices */
 void core_grow(core *c);          /* by the next piece, if there is one and nothing else is under way */
+void core_grow_again(core *c);    /* after a failure, what core_grow then does */
 void core_resize(core *c);        /* towards the size that the configuration has now, likewise */
 
 /* links.c */

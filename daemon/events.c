@@ -42,7 +42,7 @@ static reply *event_frame(const peer *p, uint32_t n)
 
     if (!x)
         return NULL;
-    *x = (reply){.len = WIRE_HEADER_BYTES + room};
+    *x = (reply){.len = WIRE_HEADER_BYTES + room, .held = sizeof(*x) + WIRE_HEADER_BYTES + room};
     o = (wire_out){x->bytes + WIRE_HEADER_BYTES, 0, room, false};
     wire_header_encode(&h, x->bytes);
     wire_put_event(&o, &head);
@@ -67,7 +67,7 @@ static void send_events(peer *p)
         n += is_for(p, &p->core->events[i]);
     if (n == 0)
         return;
-    if (p->ops->out_bytes(p->ud) < (uint64_t)p->core->config->out_high_bytes)
+    if (!p->ops->is_behind(p->ud))
         x = event_frame(p, n);
     if (!x) {
         p->watch_lost += n;

@@ -6,6 +6,7 @@
 #include "daemon/core.h"
 #include "daemon/log.h"
 #include "kernels/host_node.h"
+#include "kernels/host_pages.h"
 
 /* One registration is good for all devices. */
 device *core_host(const core *c)
@@ -13,16 +14,36 @@ device *core_host(const core *c)
     return c->devices[0].dev;
 }
 
+/* The pages of an unregistered piece. */
+static void give_back(const core *c, const core_piece *piece)
+{
+    /* The first piece is the start of the arena, and is never dropped. */
+    const uint8_t *base = c->n_pieces > 0 ? c->pieces[0].address : piece->address;
+
+    (void)fallocate(pool_arena_fd(c->pool), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    (uint8_t *)piece->address - base, (off_t)piece->bytes);
+}
+
+static kvs_status make_piece(const core *c, const core_piece *piece, kvs_err *err)
+{
+    device *dev = core_host(c);
+    kvs_status s = kvs_host_node_place(piece->address, piece->bytes, c->numa_node, err);
+
+    if (!c->node_is_asked_for) /* a container that forbids it is no fault */
+        s = KVS_OK;
+    if (s == KVS_OK)
+        s = persist_room(c->memory, kvs_pages_absent(piece->address, piece->bytes), err);
+    return s == KVS_OK ? dev->ops->host_register(dev, piece->address, piece->bytes, err) : s;
+}
+
+/* What was made before it failed would fill a tmpfs, or the memory that others need, for nothing. */
 static void grow_run(pinner_task *t)
 {
     core *c = (core *)(void *)((uint8_t *)t - offsetof(core, grow));
-    device *dev = core_host(c);
 
-    c->grow_err.status = kvs_host_node_place(c->growing.address, c->growing.bytes, c->numa_node, &c->grow_err);
-    if (!c->node_is_asked_for) /* a container that forbids it is no fault */
-        c->grow_err.status = KVS_OK;
-    if (c->grow_err.status == KVS_OK)
-        c->grow_err.status = dev->ops->host_register(dev, c->growing.address, c->growing.bytes, &c->grow_err);
+    c->grow_err.status = make_piece(c, &c->growing, &c->grow_err);
+    if (c->grow_err.status != KVS_OK && c->grow_err.status != KVS_E_DEVICE_LOST && c->growing_is_new)
+        give_back(c, &c->growing);
 }
 
 static void grow_failed(core *c)
@@ -67,6 +88,7 @@ void core_grow(core *c)
         !pool_next_piece(c->pool, &c->growing.address, &c->growing.bytes))
         return;
     c->is_growing = true;
+    c->growing_is_new = pool_piece_is_new(c->pool);
     c->grow_err = (kvs_err){0};
     c->grow.run = grow_run;
     c->grow.work.on_done = grow_done;
@@ -78,11 +100,9 @@ void core_grow(core *c)
 static void drop_run(pinner_task *t)
 {
     core *c = (core *)(void *)((uint8_t *)t - offsetof(core, drop));
-    uint8_t *base = c->pieces[0].address; /* the first piece is the start of the arena, and is never dropped */
 
     core_host(c)->ops->host_unregister(core_host(c), c->dropping.address, c->dropping.bytes);
-    (void)fallocate(pool_arena_fd(c->pool), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                    (uint8_t *)c->dropping.address - base, (off_t)c->dropping.bytes);
+    give_back(c, &c->dropping);
 }
 
 static void drop_done(work *w)
@@ -113,6 +133,15 @@ static void drop_next(core *c)
     c->drop.run = drop_run;
     c->drop.work.on_done = drop_done;
     pinner_submit(c->pinner, &c->drop, false);
+}
+
+/* The operator may have made room. */
+void core_grow_again(core *c)
+{
+    if (!c->grow_failed || c->n_pieces == 0) /* without a first piece the process is about to end */
+        return;
+    c->grow_failed = false;
+    pool_piece_again(c->pool);
 }
 
 void core_resize(core *c)

@@ -242,7 +242,8 @@ static void become_ready(app *a)
     a->state = SERVING;
     tell_ready(a);
     keep_config(a);
-    log_event(LOG_LEVEL_INFO, "ready", " socket=%s admin=%s", a->config.socket_path, a->config.admin_path);
+    log_event(LOG_LEVEL_INFO, "ready", " socket=%s admin=%s metrics=%s", a->config.socket_path, a->config.admin_path,
+              a->http != NULL ? a->config.metrics_path : "-");
 }
 
 /* Once each turn of the loop: has something happened that changes the state? */

@@ -149,7 +149,7 @@ static const char *ns_word(char *buf, size_t cap, uint32_t ns)
 }
 
 static kvs_status each_key(request *r, wire_in *in, kvs_err *err, const char *event,
-                           kvs_status (*f)(core *c, uint32_t ns, const uint8_t key[32]))
+                           kvs_status (*f)(const request *r, uint32_t ns, const uint8_t key[32]))
 {
     const directory_ns *ns;
     wire_keys_req q;
@@ -172,7 +172,7 @@ static kvs_status each_key(request *r, wire_in *in, kvs_err *err, const char *ev
     rep.n = q.n;
     o->len = WIRE_key_rep_BYTES;
     for (uint32_t i = 0; i < q.n; i++) {
-        kvs_status k = f(r->peer->core, q.ns, keys + (size_t)i * WIRE_KEY_BYTES);
+        kvs_status k = f(r, q.ns, keys + (size_t)i * WIRE_KEY_BYTES);
 
         rep.n_ok += k == KVS_OK;
         wire_put_u32(o, k);
@@ -185,28 +185,45 @@ static kvs_status each_key(request *r, wire_in *in, kvs_err *err, const char *ev
     return rep.n_ok == rep.n ? KVS_OK : KVS_E_PARTIAL;
 }
 
-static kvs_status pin_key(core *c, uint32_t ns, const uint8_t key[32])
+static kvs_status pin_key(const request *r, uint32_t ns, const uint8_t key[32])
 {
-    return directory_pin(c->dir, ns, key);
+    return directory_pin(r->peer->core->dir, ns, key);
 }
 
-static kvs_status unpin_key(core *c, uint32_t ns, const uint8_t key[32])
+static kvs_status unpin_key(const request *r, uint32_t ns, const uint8_t key[32])
 {
-    return directory_unpin(c->dir, ns, key);
+    return directory_unpin(r->peer->core->dir, ns, key);
 }
 
 /* Gone means gone: a copy that is kept on a device may not be found either. */
-static kvs_status drop_key(core *c, uint32_t ns, const uint8_t key[32])
+static kvs_status drop_key(const request *r, uint32_t ns, const uint8_t key[32])
 {
-    kvs_status s = directory_drop(c->dir, ns, key);
+    kvs_status s = directory_drop(r->peer->core->dir, ns, key);
     bool there = false;
 
     if (s == KVS_E_BUSY)
         return s;
-    for (region *g = c->regions; g; g = g->next)
-        if (g->ns == ns && region_forget(g, key))
+    for (region *const *g = r->ext; *g; g++)
+        if (region_forget(*g, key))
             there = true;
     return there ? KVS_OK : s;
+}
+
+/* The regions that may have copies of a namespace's blocks, looked for once for all keys; NULL behind the last.  NULL: no memory. */
+static region **regions_of(request *r, uint32_t ns)
+{
+    core *c = r->peer->core;
+    uint32_t n = 0;
+    region **all;
+
+    for (const region *g = c->regions; g; g = g->next)
+        n += g->ns == ns && g->slots;
+    all = request_alloc(r, (uint64_t)n + 1, sizeof(region *));
+    n = 0;
+    for (region *g = c->regions; all && g; g = g->next)
+        if (g->ns == ns && g->slots)
+            all[n++] = g;
+    return all;
 }
 
 kvs_status op_pin(request *r, wire_in *in, kvs_err *err)
@@ -221,6 +238,13 @@ kvs_status op_unpin(request *r, wire_in *in, kvs_err *err)
 
 kvs_status op_drop(request *r, wire_in *in, kvs_err *err)
 {
+    wire_in head = *in;
+    wire_keys_req q;
+
+    wire_get_keys_req(&head, &q);
+    r->ext = regions_of(r, q.ns);
+    if (!r->ext)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "drop: no memory for the list of regions");
     return each_key(r, in, err, "drop", drop_key);
 }
 

@@ -7,6 +7,8 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "daemon/disposal.h"
+
 /* Namespaces and device memory: OPEN, REGION_CREATE, REGION_ATTACH, REGION_IMPORT, REGION_CLOSE, SLOT_TAKE,
  * SLOT_DROP.
  *
@@ -85,8 +87,12 @@ static void making_run(pinner_task *t)
         for (uint32_t i = 0; i <= last && (i == 0 || (m->status != KVS_OK && m->status != KVS_E_DEVICE_LOST)); i++)
             import_on(m, i);
     }
-    for (uint32_t i = 0; i < m->import.n_fds; i++)
-        close(m->fds[i]);
+    for (uint32_t i = 0; i < m->import.n_fds; i++) {
+        if (m->status == KVS_OK)
+            close(m->fds[i]); /* of memory, it is known by now: that is never slow */
+        else
+            disposal_close(m->fds[i]);
+    }
 }
 
 /* ---- back on the loop ---- */
@@ -122,11 +128,22 @@ static kvs_status join_pieces(making *m, kvs_err *err)
     return KVS_OK;
 }
 
+static uint32_t count_fds(const making *m)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < m->region->n_pieces; i++)
+        n += m->mem->dev->ops->mem_fd(m->mem, i) >= 0;
+    return n;
+}
+
 static kvs_status make_map(making *m, kvs_err *err)
 {
     region *g = m->region;
     kvs_status s = join_pieces(m, err);
 
+    if (s == KVS_OK)
+        s = peer_check_fds(m->request->peer, count_fds(m), err);
     /* The size is known now: whole pages of the device, or what the descriptors of an import hold.  Other requests may have
      * come back first. */
     if (s == KVS_OK)
@@ -167,6 +184,9 @@ static kvs_status add_piece_fds(request *r, const region *g, kvs_err *err)
         s = request_add_fd(r, fd, err);
         if (s != KVS_OK)
             return s;
+        if ((uint32_t)fd >= r->peer->core->client_fds) /* replies that are not read keep theirs */
+            return kvs_fail(err, KVS_E_LIMIT, "descriptors: all %u that clients may have are in use",
+                            r->peer->core->client_fds);
     }
     return KVS_OK;
 }
@@ -199,15 +219,6 @@ static kvs_status put_region(request *r, region_seat *seat, const making *m, kvs
     }
     wire_put_pad8(o);
     return all_ok ? KVS_OK : KVS_E_PARTIAL;
-}
-
-static region *find_token(const core *c, uint32_t tenant, const uint8_t token[WIRE_TOKEN_BYTES])
-{
-    region *g = c->regions;
-
-    while (g && (g->imported || g->tenant != tenant || memcmp(g->token, token, WIRE_TOKEN_BYTES) != 0))
-        g = g->next;
-    return g;
 }
 
 static kvs_status check_same(const region *g, uint32_t ns, uint32_t kind, uint32_t n_slots, uint64_t bytes,
@@ -253,7 +264,7 @@ static kvs_status finish_making(making *m, kvs_err *err)
         return s;
     }
     if (m->kind == MAKING_REOFFER)
-        other = find_token(r->peer->core, r->peer->tenant, g->token);
+        other = core_find_token(r->peer->core, r->peer->tenant, g->token);
     if (other) { /* another connection re-offered it meanwhile */
         s = check_same(other, g->ns, g->kind, g->n_slots, m->bytes, err);
         return s == KVS_OK ? join_region(r, other, m, err) : s;
@@ -276,11 +287,13 @@ static void making_done(work *w)
     kvs_err err = {0};
 
     core_note_status(c, m->status);
+    p->n_making--;
     m->closer->mem = m->mem;
     if (!r->answered && !p->gone)
         s = finish_making(m, &err);
     if (m->region && m->region->id != 0 && (s == KVS_OK || s == KVS_E_PARTIAL)) {
         closer_charge(m->closer, m->region->bytes);
+        closer_charge_fds(m->closer, count_fds(m));
         m->region->closer = m->closer;
         peer_add_seat(p, m->seat);
     } else {
@@ -335,7 +348,7 @@ static kvs_status check_geometry(peer *p, uint32_t ns, uint32_t kind, uint32_t d
 
 static kvs_status check_places(const peer *p, kvs_err *err)
 {
-    if (p->n_seats >= CORE_MAX_REGIONS)
+    if (p->n_seats + p->n_making >= CORE_MAX_REGIONS)
         return kvs_fail(err, KVS_E_LIMIT, "regions: this client has %d already", CORE_MAX_REGIONS);
     return KVS_OK;
 }
@@ -391,6 +404,7 @@ static kvs_status launch(making *m, kvs_err *err)
             m->fds[m->import.n_fds] = request_take_fd(r, m->import.n_fds);
             m->import.n_fds++;
         }
+    r->peer->n_making++;
     m->task.run = making_run;
     m->task.work.on_done = making_done;
     core_task(r->peer->core, &m->task, true);
@@ -462,7 +476,7 @@ static kvs_status reoffer(request *r, const wire_region_attach_req *q, const dir
 
 static kvs_status attach_by_token(request *r, const wire_region_attach_req *q, kvs_err *err)
 {
-    region *g = find_token(r->peer->core, r->peer->tenant, q->token);
+    region *g = core_find_token(r->peer->core, r->peer->tenant, q->token);
     kvs_status s;
 
     if (r->frame->head.n_fds != 0 || q->n_entries != 0)

@@ -54,14 +54,16 @@ static bool is_stored(kvs_status s)
     return s == KVS_OK || s == KVS_E_EXISTS;
 }
 
-/* Only a key that can be found now: a RESET may have taken one away that was there at admission. */
+/* Only a key that can be found now: a RESET may have taken one away that was there at admission.  And no slot that is about to
+ * have other bytes: its client has not waited for them. */
 static void keep(store *x, uint32_t i)
 {
     core *c = x->request->peer->core;
     const store_item *it = &x->items[i];
+    const region_use *use = &x->seat->region->use[it->slot];
     const uint8_t *key = x->keys + (size_t)i * WIRE_KEY_BYTES;
 
-    if (!is_stored(it->status) || x->seat->region->use[it->slot].bad)
+    if (!is_stored(it->status) || use->bad || use->loading || use->writes > 0)
         return;
     if (directory_state(c->dir, x->ns, key) == WIRE_KEY_READY)
         (void)region_share(x->seat, it->slot, key, x->first_depth + i);

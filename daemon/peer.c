@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "proto/text.h"
 
@@ -203,9 +204,16 @@ void closer_charge(closer *x, uint64_t bytes)
     x->bytes = bytes;
 }
 
+void closer_charge_fds(closer *x, uint32_t n)
+{
+    x->core->tenants[x->tenant].region_fds += n - x->n_fds;
+    x->n_fds = n;
+}
+
 static void closer_free(closer *x)
 {
     closer_charge(x, 0);
+    closer_charge_fds(x, 0);
     free(x);
 }
 
@@ -243,6 +251,19 @@ kvs_status peer_check_bytes(const peer *p, bool imported, uint64_t had, uint64_t
                            limit_or_none(limits->import_bytes), err);
     return check_limit("region_bytes of tenant ", limits->name, t->region_bytes - had, bytes,
                        limit_or_none(limits->region_bytes), err);
+}
+
+/* Half of them are for connections, and of the others a tenant has an equal part. */
+kvs_status peer_check_fds(const peer *p, uint32_t n, kvs_err *err)
+{
+    const core *c = p->core;
+    uint32_t n_tenants = 0, most;
+
+    for (uint32_t t = 0; t < c->config->n_tenants; t++)
+        n_tenants += !tenant_is_gone(c->config, t);
+    most = c->client_fds / 2 / (n_tenants > 0 ? n_tenants : 1);
+    return check_limit("descriptors of the regions of tenant ", tenant_name(c->config, p->tenant),
+                       c->tenants[p->tenant].region_fds, n, most, err);
 }
 
 static uint64_t left(uint64_t most, uint64_t used)
@@ -315,22 +336,68 @@ void closer_run(closer *x, peer *p, void (*after)(void *ud), void *ud)
     core_task(x->core, &x->task, true);
 }
 
+static uint32_t token_bucket(const core *c, const uint8_t token[WIRE_TOKEN_BYTES])
+{
+    return XXH3_64bits_withSeed(token, WIRE_TOKEN_BYTES, c->seed) % CORE_TOKEN_BUCKETS;
+}
+
+region *core_find_token(const core *c, uint32_t tenant, const uint8_t token[WIRE_TOKEN_BYTES])
+{
+    region *g = c->tokens[token_bucket(c, token)];
+
+    while (g && (g->tenant != tenant || memcmp(g->token, token, WIRE_TOKEN_BYTES) != 0))
+        g = g->next_token;
+    return g;
+}
+
+static bool is_number_taken(const core *c, uint32_t id)
+{
+    const region *g = c->numbers_come_again ? c->regions : NULL;
+
+    while (g && g->id != id)
+        g = g->next;
+    return g || id == 0 || id == WIRE_NONE32;
+}
+
+static uint32_t next_number(core *c)
+{
+    uint32_t id;
+
+    do {
+        id = c->next_region++;
+        c->numbers_come_again = c->numbers_come_again || c->next_region == 0;
+    } while (is_number_taken(c, id));
+    return id;
+}
+
 void core_add_region(core *c, region *g)
 {
-    g->id = c->next_region++;
+    region **bucket = &c->tokens[token_bucket(c, g->token)];
+
+    g->id = next_number(c);
     g->next = c->regions;
     if (g->next)
         g->next->prev = g;
     c->regions = g;
     c->n_regions++;
+    if (g->imported)
+        return; /* it has no token that anybody was told */
+    g->next_token = *bucket;
+    *bucket = g;
 }
 
 void core_remove_region(core *c, region *g)
 {
+    region **at = &c->tokens[token_bucket(c, g->token)];
+
     *(g->prev ? &g->prev->next : &c->regions) = g->next;
     if (g->next)
         g->next->prev = g->prev;
     c->n_regions--;
+    while (*at && *at != g)
+        at = &(*at)->next_token;
+    if (*at)
+        *at = g->next_token;
 }
 
 void core_leave(peer *p, region_seat *s, void (*after)(void *ud), void *ud)

@@ -4,7 +4,7 @@
 /* Persist: the two memories of the pool, arena and slot table, which may outlive the process.
  *
  * Knows memfds, files on a tmpfs, locks and sizes.  Does not know what is in them (daemon/table.h) or who hands
- * descriptors over.  Main or loop thread only.
+ * descriptors over.  Main or loop thread only, but for persist_room: any.
  * Owns both descriptors from persist_open to persist_close; whoever maps them unmaps first.
  *
  *   they come from   a folder on a tmpfs (pool.path): files kvs-arena and kvs-table, mode 0600, ours

@@ -112,8 +112,10 @@ void pool_destroy(pool *p); /* NULL is fine */
 /* ---- pieces: made usable in the background ---- */
 /* The next piece that is not usable yet: address and size, to be allocated and registered by the pinner.  False: all. */
 bool pool_next_piece(const pool *p, void **ret_address, uint64_t *ret_bytes);
-void pool_piece_usable(pool *p); /* the piece that pool_next_piece named */
-void pool_piece_failed(pool *p); /* it is left out, with all behind it */
+void pool_piece_usable(pool *p);       /* the piece that pool_next_piece named */
+bool pool_piece_is_new(const pool *p); /* no extent of it has blocks of an earlier life */
+void pool_piece_failed(pool *p);       /* it is left out, with all behind it, until ... */
+void pool_piece_again(pool *p);        /* ... it may be tried again */
 /* The pool's new size, at most pool_reserved: more pieces may come, or extents from the end on are given up: nothing more is
  * taken from them, and the caller closes those that are bound.  Not between pool_next_piece and its end.  E_LIMIT. */
 kvs_status pool_resize(pool *p, uint64_t max_bytes, kvs_err *err);

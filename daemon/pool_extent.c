@@ -70,9 +70,22 @@ void pool_piece_usable(pool *p)
     p->n_usable += n;
 }
 
+bool pool_piece_is_new(const pool *p)
+{
+    for (uint32_t e = p->n_usable; e < p->n_usable + next_piece_extents(p); e++)
+        if (p->extents[e].layout != POOL_NONE)
+            return false;
+    return true;
+}
+
 void pool_piece_failed(pool *p)
 {
     p->stopped = true;
+}
+
+void pool_piece_again(pool *p)
+{
+    p->stopped = false;
 }
 
 uint64_t pool_extent_bytes(const pool *p)

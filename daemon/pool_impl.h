@@ -52,7 +52,7 @@ struct pool {
     uint32_t n_usable;  /* extents of the pieces that are usable: the leading ones */
     uint32_t n_retired; /* of these */
     uint32_t n_early;   /* adopted ones behind those */
-    bool stopped;       /* a piece failed: no more growth */
+    bool stopped;       /* a piece failed: no more growth for now */
     uint32_t unassigned, n_unassigned;
     uint64_t waste;
     extent *extents; /* [n_extents] */

@@ -33,6 +33,17 @@ void process_raise_fds(void)
     (void)setrlimit(RLIMIT_NOFILE, &lim);
 }
 
+uint32_t process_client_fds(void)
+{
+    struct rlimit lim;
+    rlim_t reserve;
+
+    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur > INT32_MAX)
+        return INT32_MAX;
+    reserve = lim.rlim_cur / 8 < 64 ? lim.rlim_cur / 8 : 64;
+    return (uint32_t)(lim.rlim_cur - reserve);
+}
+
 /* The journal says in the environment which stream is its own. */
 bool process_logs_to_journal(void)
 {

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <xxhash.h>
 
 #include "proto/backend.h"
 
@@ -266,11 +267,8 @@ kvs_status region_sit(region *g, region_seat **ret)
 
 static uint32_t *bucket_of(const region *g, const uint8_t key[32])
 {
-    uint64_t h;
-
-    memcpy(&h, key, sizeof(h));
-    h = (h ^ g->seed) * UINT64_C(0x9e3779b97f4a7c15);
-    return &g->buckets[(h >> 32) & g->bucket_mask];
+    /* Of all its bytes: they are the client's, who may choose keys that begin alike. */
+    return &g->buckets[XXH3_64bits_withSeed(key, 32, g->seed) & g->bucket_mask];
 }
 
 static void unlink_key(region *g, uint32_t slot)

@@ -49,7 +49,8 @@ typedef struct region_slot {
 
 typedef struct region_use { /* by jobs in flight, anybody's */
     uint32_t stores, computes;
-    uint32_t mark; /* == region.epoch: already named by the request being checked */
+    uint32_t writes; /* of the computes */
+    uint32_t mark;   /* == region.epoch: already named by the request being checked */
     bool loading;
     bool suspect; /* a job on it timed out and is not back: refuse everything */
     bool bad;     /* a job that wrote it failed: never a source for a key */
@@ -66,6 +67,7 @@ struct region_seat {
 
 struct region {
     region *prev, *next; /* the core's list */
+    region *next_token;  /* the core's table of tokens */
     uint32_t id, tenant, ns, kind, n_slots;
     uint32_t device; /* the core's number of the one that it lies on */
     bool imported;

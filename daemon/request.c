@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "daemon/disposal.h"
 #include "daemon/thread.h"
 
 /*      op, handler, who, credit, flags, group of ops, fixed part of the request and of the reply, signals when refused */
@@ -70,6 +71,29 @@ const op_row *op_find(uint16_t op)
 
 /* ---- memory ---- */
 
+/* A client alone cannot take what all need: who holds no more than an equal part goes on.  A request that is under way gets
+ * what its end needs. */
+static kvs_status check_memory(const request *r, uint64_t more, kvs_err *err)
+{
+    const peer *p = r->peer;
+    const core *c = p->core;
+    const uint64_t most = (uint64_t)c->config->memory_bytes, clients = c->n_clients > 0 ? c->n_clients : 1;
+    const uint64_t part = most / clients > CORE_LEAST_PART ? most / clients : CORE_LEAST_PART;
+
+    if (!r->frame || r->row->credit != CREDIT_DATA || p->info.is_admin)
+        return KVS_OK;
+    if (r->held_bytes + more > most)
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "limits.memory_bytes: the request takes %" PRIu64 " bytes or more, above %" PRIu64,
+                        r->held_bytes + more, most);
+    if (c->request_bytes + more <= most || p->request_bytes + more <= part)
+        return KVS_OK;
+    return kvs_fail(err, KVS_E_BUSY,
+                    "limits.memory_bytes: requests in flight hold %" PRIu64 " bytes, %" PRIu64
+                    " of them this client's; %" PRIu64 " more are above %" PRIu64 " for %" PRIu64 " clients",
+                    c->request_bytes, p->request_bytes, more, most, clients);
+}
+
 /* Until it leaves its peer. */
 static void hold(request *r, uint64_t bytes)
 {
@@ -84,6 +108,10 @@ void *request_alloc(request *r, uint64_t n, size_t size)
 
     if (n > SIZE_MAX / 2 / size)
         return NULL;
+    if (check_memory(r, sizeof(*c) + n * size, NULL) != KVS_OK) {
+        r->lacked_bytes = sizeof(*c) + n * size;
+        return NULL;
+    }
     c = calloc(1, sizeof(*c) + (size_t)n * size);
     if (!c)
         return NULL;
@@ -105,18 +133,24 @@ void reply_destroy(reply *r)
 
 static kvs_status reserve(request *r, uint64_t payload, kvs_err *err)
 {
+    const uint64_t more = payload + 8 > r->room ? payload + 8 - r->room : 0;
+    kvs_status s;
     reply *x;
 
     if (payload > UINT32_MAX / 2)
         return kvs_fail(err, KVS_E_LIMIT, "reply of %" PRIu64 " bytes is too long for a frame", payload);
+    s = check_memory(r, more, err);
+    if (s != KVS_OK)
+        return s;
     /* The message's padding and that of the payload are 7 bytes each at most. */
     x = realloc(r->reply, sizeof(*x) + REPLY_HEAD_BYTES + payload + 16);
     if (!x)
         return kvs_fail(err, KVS_E_NO_MEMORY, "reply of %" PRIu64 " bytes: out of memory", payload);
     if (!r->reply)
         *x = (reply){0};
+    x->held = sizeof(*x) + REPLY_HEAD_BYTES + payload + 16;
     r->reply = x;
-    hold(r, payload + 8 > r->room ? payload + 8 - r->room : 0);
+    hold(r, more);
     r->room = payload + 8;
     /* The payload is written behind the longest message and moved up when the message is known. */
     r->payload.base = x->bytes + REPLY_HEAD_BYTES;
@@ -283,6 +317,20 @@ static void finish_reply(reply *x, uint16_t op, uint64_t id, kvs_status s, const
     x->len = WIRE_HEADER_BYTES + h.body_len;
 }
 
+/* Room that was not needed is not kept until the client reads. */
+static reply *fit(reply *x)
+{
+    const size_t need = sizeof(*x) + x->len;
+    reply *y = x->held > 2 * need + REPLY_SLACK_BYTES ? malloc(need) : NULL;
+
+    if (!y)
+        return x;
+    memcpy(y, x, need);
+    y->held = need;
+    free(x);
+    return y;
+}
+
 static void drop_fds(reply *x)
 {
     while (x->n_fds > 0)
@@ -309,7 +357,7 @@ void request_answer(request *r, kvs_status s, const kvs_err *err)
     if (s != KVS_OK && s != KVS_E_PARTIAL)
         drop_fds(x);
     finish_reply(x, r->row->op, r->id, s, err && s != KVS_OK && s != KVS_E_PARTIAL ? err->msg : "", &r->payload);
-    send_or_drop(r->peer, x);
+    send_or_drop(r->peer, fit(x));
 }
 
 /* A refusal of something that never became a request.  E_NO_MEMORY ends the connection: no reply can be made, and the
@@ -322,7 +370,7 @@ static kvs_status refuse(peer *p, const wire_header *h, uint64_t came_ns, kvs_st
     metrics_answered(&p->core->counts, h->op, s, thread_now_ns() - came_ns);
     if (!x)
         return kvs_fail(err, KVS_E_NO_MEMORY, "no memory for the refusal of request %" PRIu64, h->id);
-    *x = (reply){0};
+    *x = (reply){.held = sizeof(*x) + REPLY_HEAD_BYTES};
     finish_reply(x, h->op, h->id, s, err->msg, &none);
     send_or_drop(p, x);
     return KVS_OK;
@@ -447,20 +495,6 @@ static kvs_status check_core(const peer *p, const op_row *row, kvs_err *err)
     return KVS_OK;
 }
 
-/* A client alone cannot take what all need: who holds less than an equal part goes on. */
-static kvs_status check_memory(const peer *p, const op_row *row, kvs_err *err)
-{
-    const core *c = p->core;
-    const uint64_t most = (uint64_t)c->config->memory_bytes, clients = c->n_clients > 0 ? c->n_clients : 1;
-
-    if (row->credit != CREDIT_DATA || p->info.is_admin || c->request_bytes < most || p->request_bytes < most / clients)
-        return KVS_OK;
-    return kvs_fail(err, KVS_E_BUSY,
-                    "limits.memory_bytes: requests in flight hold %" PRIu64 " bytes, %" PRIu64
-                    " of them this client's, above %" PRIu64 " for %" PRIu64 " clients",
-                    c->request_bytes, p->request_bytes, most, clients);
-}
-
 static uint64_t deadline_of(const core *c, uint64_t asked_us)
 {
     uint64_t most = (uint64_t)c->config->max_deadline_ms * 1000;
@@ -512,7 +546,13 @@ static kvs_status run(request *r, const frame *f, kvs_err *err)
     if (f->head.body_len < r->row->fixed_bytes)
         return kvs_fail(err, KVS_E_PROTO, "body_len: %u is below the %u bytes of %s", f->head.body_len,
                         r->row->fixed_bytes, wire_op_name(r->row->op));
-    return r->row->run(r, &in, err);
+    s = r->row->run(r, &in, err);
+    if (s == KVS_E_NO_MEMORY && r->lacked_bytes > 0) {
+        kvs_status why = check_memory(r, r->lacked_bytes, err);
+
+        return why != KVS_OK ? why : s;
+    }
+    return s;
 }
 
 /* Run one request whose peer may send it; a failure is a refusal. */
@@ -540,7 +580,7 @@ static void close_rest(frame *f)
 {
     for (uint32_t i = 0; i < f->head.n_fds; i++)
         if (f->fds[i] >= 0)
-            close(f->fds[i]);
+            disposal_close(f->fds[i]);
     f->head.n_fds = 0;
 }
 
@@ -573,8 +613,6 @@ static kvs_status dispatch(peer *p, frame *f, kvs_err *err)
     s = check_peer(p, row, &f->head, err);
     if (s == KVS_OK)
         s = check_core(p, row, err);
-    if (s == KVS_OK)
-        s = check_memory(p, row, err);
     if (s == KVS_OK)
         s = serve(p, row, f, came_ns, err);
     if (s == KVS_OK)

@@ -28,6 +28,7 @@
 typedef struct reply {
     struct reply *next; /* the sender's queue */
     size_t len, sent;   /* bytes: header and body */
+    size_t held;        /* bytes that its memory takes */
     uint32_t n_fds;
     int *fds; /* [n_fds], owned: closed and freed with the reply */
     uint8_t bytes[];
@@ -104,7 +105,8 @@ typedef struct peer peer;
 
 typedef struct peer_ops {
     void (*send)(void *ud, reply *r);    /* takes ownership; never calls back into the peer */
-    size_t (*out_bytes)(const void *ud); /* queued, not yet sent: events are dropped when it is high */
+    size_t (*out_bytes)(const void *ud); /* that replies take which are queued, not yet sent */
+    bool (*is_behind)(const void *ud);   /* it does not read what it was sent: events are left out */
     void (*closed)(void *ud);            /* peer_gone has finished: nothing of the client is left; ud may go */
 } peer_ops;
 

@@ -13,6 +13,8 @@
 #include "daemon/door.h"
 #include "daemon/listen.h"
 #include "daemon/log.h"
+#include "daemon/process.h"
+#include "daemon/sockio.h"
 #include "daemon/tenant.h"
 
 enum {
@@ -43,22 +45,11 @@ struct server {
     uint64_t armed_us; /* what the timer is set to; UINT64_MAX: not */
     unsigned n_handles;
     int spare_fd;       /* given up to accept, and turn away, one more when descriptors have run out */
-    int max_fd;         /* connections stay below: existing clients and the core need some, too */
+    int max_fd;         /* clients stay below: see process_client_fds */
     uid_t overflow_uid; /* what the kernel says of users that do not exist here */
 };
 
 /* ---- who may come in ---- */
-static int read_max_fd(void)
-{
-    struct rlimit lim;
-    rlim_t reserve;
-
-    if (getrlimit(RLIMIT_NOFILE, &lim) != 0 || lim.rlim_cur > INT32_MAX)
-        return INT32_MAX;
-    reserve = lim.rlim_cur / 8 < 64 ? lim.rlim_cur / 8 : 64;
-    return (int)(lim.rlim_cur - reserve);
-}
-
 static const char *name_of(const listener *l)
 {
     return l->door.is_admin ? "admin" : tenant_name(l->server->cfg.config, l->door.tenant);
@@ -66,7 +57,7 @@ static const char *name_of(const listener *l)
 
 static const char *is_full(const server *s, const listener *l, int fd)
 {
-    if (fd >= s->max_fd)
+    if (fd >= s->max_fd && !l->door.is_admin) /* the operator must see who has them all */
         return "descriptors";
     if (l->door.is_admin ? s->host.n_admins >= SERVER_ADMIN_PLACES
                          : s->host.n_tenant[l->door.tenant] >= (uint64_t)s->cfg.config->max_clients)
@@ -109,7 +100,7 @@ static bool admit(listener *l, int fd)
     kvs_err err;
 
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) != 0) {
-        (void)close(fd);
+        sockio_close(fd);
         return true;
     }
     info.uid = cred.uid;
@@ -121,12 +112,12 @@ static bool admit(listener *l, int fd)
                   (unsigned)info.uid, (int)info.pid);
     }
     if (why != NULL && (s->host.n_strangers >= SERVER_STRANGER_PLACES || fd >= s->max_fd)) {
-        (void)close(fd);
+        sockio_close(fd);
         return true;
     }
     why = why == NULL ? is_full(s, l, fd) : NULL;
     if (why != NULL) {
-        (void)close(fd);
+        sockio_close(fd);
         refuse(l, why);
         return false;
     }
@@ -171,7 +162,7 @@ static void shed(listener *l)
         (void)close(s->spare_fd);
         fd = accept4(l->socket.fd, NULL, NULL, SOCK_CLOEXEC);
         if (fd >= 0)
-            (void)close(fd);
+            sockio_close(fd);
         s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
         if (fd < 0)
             break;
@@ -479,7 +470,7 @@ static server *server_new(const server_config *c)
     s->cfg = *c;
     s->armed_us = UINT64_MAX;
     s->overflow_uid = door_overflow_uid();
-    s->max_fd = read_max_fd();
+    s->max_fd = (int)process_client_fds();
     s->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     warn_of_few_descriptors(s);
     return s;

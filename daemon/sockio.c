@@ -7,17 +7,13 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "daemon/disposal.h"
+
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5 */
 #endif
 
-enum { SEND_BATCH = 32 };
-
-void sockio_close_all(const int *fds, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        (void)close(fds[i]);
-}
+enum { SEND_BATCH = 32, DRAIN_BYTES = 16384 };
 
 /* What else may be there (credentials) carries no descriptors. */
 static size_t take_fds(struct msghdr *m, int *fds)
@@ -55,10 +51,27 @@ ssize_t sockio_receive(int fd, void *base, size_t len, int fds[SOCKIO_MAX_FDS], 
     *ret_n_fds = take_fds(&m, fds);
     if ((m.msg_flags & MSG_CTRUNC) == 0 && (n > 0 || *ret_n_fds == 0))
         return n;
-    sockio_close_all(fds, *ret_n_fds);
-    *ret_n_fds = 0;
+    while (*ret_n_fds > 0)
+        disposal_close(fds[--*ret_n_fds]);
     errno = EBADMSG;
     return -1;
+}
+
+void sockio_close(int fd)
+{
+    uint8_t bytes[DRAIN_BYTES];
+    int fds[SOCKIO_MAX_FDS];
+    size_t n_fds;
+    ssize_t n;
+
+    (void)shutdown(fd,
+                   SHUT_RDWR); /* from here on nothing more can arrive: what there is ends with the socket's buffer */
+    do {
+        n = sockio_receive(fd, bytes, sizeof bytes, fds, &n_fds);
+        while (n_fds > 0)
+            disposal_close(fds[--n_fds]);
+    } while (n > 0 || (n < 0 && errno == EBADMSG));
+    (void)close(fd);
 }
 
 static size_t gather(const reply *first, struct iovec *iov)

@@ -14,8 +14,10 @@
 #include "daemon/request.h"
 
 enum {
-    SOCKIO_CONTROL_BYTES = CMSG_SPACE(sizeof(int) * WIRE_MAX_FDS) + CMSG_SPACE(sizeof(struct ucred)),
-    SOCKIO_MAX_FDS = SOCKIO_CONTROL_BYTES / sizeof(int), /* whatever fits; the frame reader has the tighter limit */
+    SOCKIO_MAX_FDS =
+        253, /* the kernel's limit of one message.  The frame reader has a tighter one; but what did not fit here
+                             the kernel would close, on this thread */
+    SOCKIO_CONTROL_BYTES = CMSG_SPACE(sizeof(int) * SOCKIO_MAX_FDS) + CMSG_SPACE(sizeof(struct ucred)),
 };
 
 /* One read: bytes at base, and every descriptor of every control message (close-on-exec).  0: end of stream.
@@ -33,6 +35,8 @@ bool sockio_is_hung_up(int fd);
 /* A descriptor of the process that connected, or -1: dead, or in a PID namespace that we do not see. */
 int sockio_peer_process(int fd, pid_t pid);
 
-void sockio_close_all(const int *fds, size_t n);
+/* The end of a client's connection.  Descriptors that it sent and nobody has read are not closed with it, which may take long,
+ * but by disposal. */
+void sockio_close(int fd);
 
 #endif

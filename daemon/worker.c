@@ -15,7 +15,7 @@ enum {
     EXPECTED_US = 300,       /* awake after worker_expect: some hundred keys are being looked up meanwhile */
     BYTES_OF_A_US = 1 << 14, /* what time counts for where no bytes are moved: about a link's speed */
     /* Waiting jobs looked at between two runs.  A full pass would let a client with very many stuck jobs tax
-     * every job of the others. */
+     * every job of the others.  So it is with passes for those that were dropped: no more often than that, on average. */
     POLL_SLICE = 64,
 };
 
@@ -56,6 +56,8 @@ struct worker {
     uint32_t n_active;          /* tenants with ready jobs */
     uint64_t used_now;          /* of the tenant that had the latest turn, before it */
     uint64_t n_waiting, polled; /* polled: since the last pause */
+    bool sweep_due;             /* some job was dropped */
+    uint64_t sweep_pause;       /* runs until the next pass for them */
     uint64_t idle_since_us, sleep_us;
 
     _Atomic uint64_t jobs, failed, queued, busy_us, run_since_us;
@@ -247,12 +249,12 @@ static void serve_one(worker *w, job_queue *q, job *j)
     take_turn(w, q, j);
 }
 
-/* Post the dropped jobs of a list; `all`: drop the others too. */
-static uint64_t sweep(worker *w, job_list *l, bool all)
+/* Post the dropped jobs of a list; `all`: drop the others too.  *looked: jobs that were there. */
+static uint64_t sweep(worker *w, job_list *l, bool all, uint64_t *looked)
 {
     uint64_t n = 0;
 
-    for (job **at = &l->head; *at != NULL;) {
+    for (job **at = &l->head; *at != NULL; (*looked)++) {
         if (all)
             (void)job_drop(*at);
         if (atomic_load_explicit(&(*at)->state, memory_order_acquire) == JOB_DROPPED) {
@@ -265,15 +267,34 @@ static uint64_t sweep(worker *w, job_list *l, bool all)
     return n;
 }
 
-static void sweep_ready(worker *w, bool all)
+static void sweep_ready(worker *w, bool all, uint64_t *looked)
 {
     for (uint32_t i = 0; i < w->n_queues; i++) {
         job_list *l = &w->ready[i].jobs;
         bool was = l->head != NULL;
 
-        (void)sweep(w, l, all);
+        (void)sweep(w, l, all, looked);
         w->n_active -= was && l->head == NULL;
     }
+}
+
+static void sweep_lists(worker *w, bool all)
+{
+    uint64_t looked = 0;
+
+    sweep_ready(w, all, &looked);
+    w->n_waiting -= sweep(w, &w->waiting, all, &looked);
+    w->sweep_due = false;
+    w->sweep_pause = looked / POLL_SLICE;
+}
+
+/* Before a run, or when there is nothing to run. */
+static void sweep_when_due(worker *w)
+{
+    if (w->sweep_due && (w->sweep_pause == 0 || w->n_active == 0))
+        sweep_lists(w, false);
+    else if (w->sweep_pause > 0)
+        w->sweep_pause--;
 }
 
 static void sort_in(worker *w, job *j)
@@ -318,10 +339,9 @@ static bool collect(worker *w)
         in.head = j->next_wait;
         sort_in(w, j);
     }
-    if (kicked || closing) {
-        sweep_ready(w, closing);
-        w->n_waiting -= sweep(w, &w->waiting, closing);
-    }
+    w->sweep_due = w->sweep_due || kicked;
+    if (closing)
+        sweep_lists(w, true);
     be_eager(w);
     return closing;
 }
@@ -416,6 +436,7 @@ static void serve(worker *w)
         job_queue *q = NULL;
         job *j;
 
+        sweep_when_due(w);
         poll_waiting(w);
         j = next_job(w, &q);
         if (j != NULL) {

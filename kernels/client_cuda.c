@@ -103,7 +103,7 @@ int client_cuda_map_ordinal(const client_cuda_map *m)
     return m->ordinal;
 }
 
-/* Which GPU a descriptor's memory is on, as this process counts them.  The context is that of the first one. */
+/* Which GPU a descriptor's memory is on, as this process counts them.  Some context is pushed. */
 static kvs_status find_device(int fd, int *ret, kvs_err *err)
 {
     CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_INVALID};
@@ -163,6 +163,7 @@ kvs_status client_cuda_map_fds(client_cuda_map **ret, const int *fds, uint32_t n
                                void **ret_base, kvs_err *err)
 {
     client_cuda_map *m;
+    int home = 0;
     CUcontext kept;
     CUresult e;
     kvs_status s;
@@ -175,10 +176,12 @@ kvs_status client_cuda_map_fds(client_cuda_map **ret, const int *fds, uint32_t n
         return kvs_fail(err, KVS_E_NO_MEMORY, "map: no memory");
     m->bytes = bytes;
     m->piece_bytes = piece_bytes;
-    s = client_driver_enter(0, err);
+    s = client_driver_home(&home, err);
+    if (s == KVS_OK)
+        s = client_driver_enter(home, err);
     if (s == KVS_OK) {
         s = find_device(fds[0], &m->ordinal, err);
-        client_driver_leave(0);
+        client_driver_leave(home);
     }
     if (s == KVS_OK) {
         e = client_driver.cuDevicePrimaryCtxRetain(&kept, m->ordinal);

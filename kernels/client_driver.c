@@ -65,6 +65,25 @@ bool client_driver_is_used(void)
     return true;
 }
 
+kvs_status client_driver_home(int *ret_ordinal, kvs_err *err)
+{
+    kvs_status s = client_driver_load(err);
+    int n = 0, active = 0;
+    unsigned flags;
+    CUresult e;
+
+    if (s != KVS_OK)
+        return s;
+    e = client_driver.cuDeviceGetCount(&n);
+    if (e != CUDA_SUCCESS)
+        return client_driver_failed(err, "cuDeviceGetCount", e);
+    *ret_ordinal = 0;
+    for (int i = 0; i < n && !active; i++)
+        if (client_driver.cuDevicePrimaryCtxGetState(i, &flags, &active) == CUDA_SUCCESS && active)
+            *ret_ordinal = i;
+    return KVS_OK;
+}
+
 kvs_status client_driver_enter(int ordinal, kvs_err *err)
 {
     CUcontext c;

@@ -80,6 +80,9 @@ bool client_driver_is_used(void);
 /* Name what a call said.  E_NO_SPACE: out of memory; E_DEVICE: everything else. */
 kvs_status client_driver_failed(kvs_err *err, const char *call, CUresult e);
 
+/* A GPU whose primary context this process has already, or the first: for calls that take any context.  To make one costs
+ * time and, on a GPU that other processes have filled, memory that is not there. */
+kvs_status client_driver_home(int *ret_ordinal, kvs_err *err);
 /* Load, and push the primary context of GPU `ordinal`; leave undoes it. */
 kvs_status client_driver_enter(int ordinal, kvs_err *err);
 void client_driver_leave(int ordinal);

@@ -89,13 +89,15 @@ static kvs_status describe(const void *p, int ordinal, uint8_t ret_uuid[16], uin
 kvs_status client_memory_handle(const void *p, uint8_t ret_uuid[16], uint8_t ret_handle[64], uint64_t *ret_offset,
                                 uint64_t *ret_bytes, kvs_err *err)
 {
-    int ordinal = 0;
-    kvs_status s = client_driver_enter(0, err);
+    int ordinal = 0, home;
+    kvs_status s = client_driver_home(&home, err);
 
+    if (s == KVS_OK)
+        s = client_driver_enter(home, err);
     if (s != KVS_OK)
         return s;
     s = check_kind(p, &ordinal, err);
-    client_driver_leave(0);
+    client_driver_leave(home);
     if (s == KVS_OK)
         s = client_driver_enter(ordinal, err);
     if (s != KVS_OK)

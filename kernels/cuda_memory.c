@@ -269,10 +269,7 @@ static kvs_status piece_import(cuda_device *d, cuda_piece *p, int fd, uint32_t i
     CUresult e;
     kvs_status s;
 
-    p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-    if (p->fd < 0)
-        return kvs_fail(err, KVS_E_SYS, "descriptor %" PRIu32 ": F_DUPFD_CLOEXEC: %s", i, strerror(errno));
-    e = d->driver.cuMemImportFromShareableHandle(&p->handle, (void *)(uintptr_t)p->fd,
+    e = d->driver.cuMemImportFromShareableHandle(&p->handle, (void *)(uintptr_t)fd,
                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     if (e != CUDA_SUCCESS) {
         s = import_refused(d, err, "cuMemImportFromShareableHandle", (int)e);
@@ -280,6 +277,10 @@ static kvs_status piece_import(cuda_device *d, cuda_piece *p, int fd, uint32_t i
                         cudaGetErrorName((cudaError_t)e));
     }
     p->has_handle = true;
+    /* Only now: what is no device memory may be a file whose close, which is ours to do then, takes as long as a client likes. */
+    p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    if (p->fd < 0)
+        return kvs_fail(err, KVS_E_SYS, "descriptor %" PRIu32 ": F_DUPFD_CLOEXEC: %s", i, strerror(errno));
     e = d->driver.cuMemGetAllocationPropertiesFromHandle(&prop, p->handle);
     if (e != CUDA_SUCCESS)
         return cuda_failed(d, err, "cuMemGetAllocationPropertiesFromHandle", (int)e);

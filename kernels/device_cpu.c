@@ -156,17 +156,11 @@ static kvs_status cpu_mem_create(device *d, uint64_t bytes, device_mem **ret, kv
 
 /* What a client's descriptor must be, so that no access to the mapping can ever raise SIGBUS: a tmpfs file
  * that cannot shrink, with all its pages allocated.  `i` is its place in the request. */
-static kvs_status import_check_seals(int fd, uint32_t i, kvs_err *err)
+static kvs_status import_check_seals(int seals, int mode, uint32_t i, kvs_err *err)
 {
-    int seals = fcntl(fd, F_GET_SEALS), mode = fcntl(fd, F_GETFL);
-
-    if (mode < 0)
-        return kvs_fail(err, KVS_E_SYS, "descriptor %" PRIu32 ": F_GETFL: %s", i, strerror(errno));
     if ((mode & O_ACCMODE) != O_RDWR || (mode & O_PATH) != 0)
         return kvs_fail(err, KVS_E_INVALID, "descriptor %" PRIu32 ": open mode %#x is not read-write", i,
                         (unsigned)mode);
-    if (seals < 0)
-        return kvs_fail(err, KVS_E_INVALID, "descriptor %" PRIu32 ": F_GET_SEALS: %s", i, strerror(errno));
     if ((seals & F_SEAL_SHRINK) == 0)
         return kvs_fail(err, KVS_E_INVALID, "descriptor %" PRIu32 ": seals %#x lack F_SEAL_SHRINK (%#x)", i,
                         (unsigned)seals, (unsigned)F_SEAL_SHRINK);
@@ -175,26 +169,39 @@ static kvs_status import_check_seals(int fd, uint32_t i, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status import_check(int fd, uint32_t i, uint64_t *ret_bytes, kvs_err *err)
+/* Only the kernel's own memory files have seals.  Nothing else is asked for more: a file of a FUSE folder answers fstat, and
+ * even close, when its server likes. */
+static kvs_status import_look(int fd, uint32_t i, struct stat *ret, kvs_err *err)
 {
-    struct stat st;
+    int mode = fcntl(fd, F_GETFL), seals = fcntl(fd, F_GET_SEALS);
     struct statfs fs;
-    kvs_status s;
 
-    if (fstat(fd, &st) != 0 || fstatfs(fd, &fs) != 0)
+    if (mode < 0)
+        return kvs_fail(err, KVS_E_SYS, "descriptor %" PRIu32 ": F_GETFL: %s", i, strerror(errno));
+    if (seals < 0 && (mode & O_PATH) == 0)
+        return kvs_fail(err, KVS_E_UNSUPPORTED,
+                        "descriptor %" PRIu32 ": is not a memfd of normal pages: it has no seals", i);
+    if (seals < 0)
+        return import_check_seals(0, mode, i, err);
+    /* After the seal was seen: from here on the size can only grow. */
+    if (fstat(fd, ret) != 0 || fstatfs(fd, &fs) != 0)
         return kvs_fail(err, KVS_E_SYS, "descriptor %" PRIu32 ": fstat: %s", i, strerror(errno));
-    if (!S_ISREG(st.st_mode) || fs.f_type != TMPFS_MAGIC)
+    if (!S_ISREG(ret->st_mode) || fs.f_type != TMPFS_MAGIC)
         return kvs_fail(err, KVS_E_UNSUPPORTED,
                         "descriptor %" PRIu32 ": mode %#o on file system %#lx is not a memfd of normal pages "
                         "(regular file, %#lx)",
-                        i, (unsigned)st.st_mode, (unsigned long)fs.f_type, (unsigned long)TMPFS_MAGIC);
-    s = import_check_seals(fd, i, err);
+                        i, (unsigned)ret->st_mode, (unsigned long)fs.f_type, (unsigned long)TMPFS_MAGIC);
+    return import_check_seals(seals, mode, i, err);
+}
+
+/* Any size will do; a page's rest reads as zero. */
+static kvs_status import_check(int fd, uint32_t i, uint64_t *ret_bytes, kvs_err *err)
+{
+    struct stat st;
+    kvs_status s = import_look(fd, i, &st, err);
+
     if (s != KVS_OK)
         return s;
-    /* After the seal was seen: from here on the size can only grow.  Any size will do; a page's rest reads as
-     * zero. */
-    if (fstat(fd, &st) != 0)
-        return kvs_fail(err, KVS_E_SYS, "descriptor %" PRIu32 ": fstat: %s", i, strerror(errno));
     if (st.st_size <= 0)
         return kvs_fail(err, KVS_E_INVALID, "descriptor %" PRIu32 ": size %" PRId64 " is not above 0", i,
                         (int64_t)st.st_size);
@@ -208,17 +215,18 @@ static kvs_status import_check(int fd, uint32_t i, uint64_t *ret_bytes, kvs_err 
 
 static kvs_status piece_import(cpu_piece *p, int fd, uint32_t i, uint64_t room, kvs_err *err)
 {
-    kvs_status s;
+    uint64_t bytes = 0;
+    kvs_status s = import_check(fd, i, &bytes, err);
 
+    if (s != KVS_OK)
+        return s;
+    if (bytes > room)
+        return kvs_fail(err, KVS_E_LIMIT, "descriptor %" PRIu32 ": %" PRIu64 " bytes, %" PRIu64 " are left", i, bytes,
+                        room);
+    p->bytes = bytes;
     p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (p->fd < 0)
         return kvs_fail(err, KVS_E_SYS, "descriptor %" PRIu32 ": F_DUPFD_CLOEXEC: %s", i, strerror(errno));
-    s = import_check(p->fd, i, &p->bytes, err);
-    if (s != KVS_OK)
-        return s;
-    if (p->bytes > room)
-        return kvs_fail(err, KVS_E_LIMIT, "descriptor %" PRIu32 ": %" PRIu64 " bytes, %" PRIu64 " are left", i,
-                        p->bytes, room);
     return piece_map(p, err);
 }
 

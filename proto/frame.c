@@ -10,15 +10,19 @@ enum { FRAME_START_BYTES = 16384 };
 /* What stands at r->start.  Only FRAME_BROKEN changes the reader. */
 enum frame_at { FRAME_NONE, FRAME_UNFINISHED, FRAME_WHOLE, FRAME_BROKEN };
 
-static void close_all(const int *fds, size_t n)
+static void close_all(const frame_reader *r, const int *fds, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
-        (void)close(fds[i]);
+    for (size_t i = 0; i < n; i++) {
+        if (r->close_fd != NULL)
+            r->close_fd(fds[i]);
+        else
+            (void)close(fds[i]);
+    }
 }
 
 static kvs_status break_off(frame_reader *r, kvs_status why)
 {
-    close_all(r->fds, r->n_fds);
+    close_all(r, r->fds, r->n_fds);
     r->n_fds = 0;
     r->broken = why;
     return why;
@@ -31,7 +35,7 @@ void frame_reader_init(frame_reader *r, uint32_t body_max)
 
 void frame_reader_fini(frame_reader *r)
 {
-    close_all(r->fds, r->n_fds);
+    close_all(r, r->fds, r->n_fds);
     free(r->buf);
     r->buf = NULL;
     r->cap = r->start = r->end = r->n_fds = 0;
@@ -131,7 +135,7 @@ kvs_status frame_got(frame_reader *r, size_t n, const int *fds, size_t n_fds, kv
         break_off(r, KVS_E_LIMIT);
     }
     if (r->broken != KVS_OK) {
-        close_all(fds, n_fds);
+        close_all(r, fds, n_fds);
         return r->broken;
     }
     if (n_fds != 0)
@@ -157,6 +161,15 @@ bool frame_next(frame_reader *r, frame *ret, kvs_err *err)
     }
     r->start += frame_bytes(&h);
     return true;
+}
+
+void frame_reader_rest(frame_reader *r)
+{
+    if (r->start != r->end || r->cap <= FRAME_START_BYTES)
+        return;
+    free(r->buf);
+    r->buf = NULL;
+    r->cap = r->start = r->end = 0;
 }
 
 bool frame_is_partial(const frame_reader *r)

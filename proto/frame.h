@@ -34,7 +34,8 @@ typedef struct frame_reader {
     size_t cap, start, end;
     int fds[WIRE_MAX_FDS]; /* arrived, not yet claimed by a frame; oldest first */
     size_t n_fds;
-    kvs_status broken; /* final */
+    kvs_status broken;        /* final */
+    void (*close_fd)(int fd); /* set after the init by who may not wait for a close; NULL: close() */
 } frame_reader;
 
 void frame_reader_init(frame_reader *r, uint32_t body_max);
@@ -52,6 +53,9 @@ kvs_status frame_got(frame_reader *r, size_t n, const int *fds, size_t n_fds, kv
 /* The next whole frame, if there is one: true and *ret, or false.  A frame whose descriptors did not all arrive, or
  * descriptors that no frame claims, break the reader: then it answers false and r->broken says why. */
 bool frame_next(frame_reader *r, frame *ret, kvs_err *err);
+
+/* Nothing more is to come for now: what a large frame made the buffer grow to is given back, unless bytes wait in it. */
+void frame_reader_rest(frame_reader *r);
 
 /* True when bytes of an unfinished frame are waiting: the time-out for half-sent frames runs. */
 bool frame_is_partial(const frame_reader *r);

@@ -165,6 +165,7 @@ static bool decode_load(kvs_request *r, wire_in *in)
     }
     for (uint32_t i = 0; i < r->n; i++) {
         ret[i] = load_result_at(items, i);
+        r->runs_on |= ret[i].status == KVS_E_BUSY;
         if (ret[i].status == KVS_OK && (ret[i].flags & WIRE_LOADED_SHARED))
             region_track(a->region, ret[i].slot, true, a->keys != NULL ? a->keys + (size_t)i * WIRE_KEY_BYTES : NULL,
                          a->first_depth + i);
@@ -188,6 +189,7 @@ static bool decode_keys(kvs_request *r, wire_in *in)
 
         if (ret != NULL)
             ret[i] = s;
+        r->runs_on |= s == KVS_E_BUSY && r->op == WIRE_STORE;
         if (s != KVS_OK)
             continue;
         if (r->op == WIRE_SLOT_DROP) {
@@ -237,6 +239,7 @@ static bool decode_calls(kvs_request *r, wire_in *in)
 
         ret[i] = (kvs_call_result){(kvs_status)wire_at_u32(items, at), wire_at_u32(items, at + 1),
                                    wire_at_u32(items, at + 2), wire_at_u32(items, at + 3)};
+        r->runs_on |= ret[i].status == KVS_E_BUSY;
     }
     return true;
 }
@@ -304,6 +307,15 @@ static bool decode_health(kvs_request *r, wire_in *in)
     return true;
 }
 
+/* Here, and not by the caller when it wakes up: the connection may be another one by then, which nobody has told. */
+static bool decode_watch(kvs_request *r, wire_in *in)
+{
+    if (!wire_in_done(in))
+        return false;
+    r->c->watch_mask = *(const uint32_t *)r->args;
+    return true;
+}
+
 static bool decode_ping(kvs_request *r, wire_in *in)
 {
     return wire_get_u64(in) == r->cookie && wire_in_done(in);
@@ -351,7 +363,9 @@ static bool decode_ok(kvs_request *r, wire_in *in, frame *f)
         return decode_health(r, in);
     case WIRE_PING:
         return decode_ping(r, in);
-    default: /* RELEASE, REGION_CLOSE, WATCH, DRAIN: nothing but the head */
+    case WIRE_WATCH:
+        return decode_watch(r, in);
+    default: /* RELEASE, REGION_CLOSE, DRAIN: nothing but the head */
         return wire_in_done(in);
     }
 }
@@ -361,23 +375,6 @@ static bool has_items(uint16_t op)
 {
     return op == WIRE_LOAD || op == WIRE_STORE || op == WIRE_SLOT_DROP || op == WIRE_PIN || op == WIRE_UNPIN ||
            op == WIRE_DROP || op == WIRE_WRITE || op == WIRE_DECODE || op == WIRE_EXTEND;
-}
-
-bool answer_runs_on(const kvs_request *r, kvs_status s)
-{
-    bool busy = false;
-
-    if (s != KVS_E_DEADLINE || r->items == NULL)
-        return false;
-    for (uint32_t i = 0; i < r->n; i++) {
-        if (r->op == WIRE_LOAD)
-            busy |= ((const kvs_load_result *)r->items)[i].status == KVS_E_BUSY;
-        else if (r->op == WIRE_STORE)
-            busy |= ((const kvs_status *)r->items)[i] == KVS_E_BUSY;
-        else if (r->op == WIRE_WRITE || r->op == WIRE_DECODE || r->op == WIRE_EXTEND)
-            busy |= ((const kvs_call_result *)r->items)[i].status == KVS_E_BUSY;
-    }
-    return busy;
 }
 
 static kvs_status status_of_item(const kvs_request *r, uint32_t i)

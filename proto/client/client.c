@@ -112,7 +112,7 @@ static kvs_status keeper_start(kvs_client *c, kvs_err *err)
 static void locks_init(kvs_client *c)
 {
     (void)pthread_mutex_init(&c->mu, NULL);
-    (void)pthread_mutex_init(&c->words_mu, NULL);
+    (void)pthread_mutex_init(&c->gpu_mu, NULL);
     (void)pthread_condattr_init(&c->condattr);
     (void)pthread_condattr_setclock(&c->condattr, CLOCK_MONOTONIC);
 }
@@ -205,7 +205,7 @@ void kvs_close(kvs_client *c)
             (void)pthread_join(c->keeper, NULL);
         packs_close(c, false);
         streams_close(c, true);
-        (void)pthread_mutex_destroy(&c->words_mu);
+        (void)pthread_mutex_destroy(&c->gpu_mu);
         (void)pthread_mutex_destroy(&c->mu);
     } else {
         packs_close(c, true);
@@ -216,6 +216,10 @@ void kvs_close(kvs_client *c)
 
 void kvs_server_get(kvs_client *c, kvs_server *ret)
 {
+    if (client_is_child(c)) {
+        *ret = (kvs_server){0};
+        return;
+    }
     (void)pthread_mutex_lock(&c->mu);
     *ret = c->server;
     (void)pthread_mutex_unlock(&c->mu);
@@ -224,7 +228,10 @@ void kvs_server_get(kvs_client *c, kvs_server *ret)
 kvs_status kvs_device_find(kvs_client *c, const uint8_t uuid[16], uint32_t *ret, kvs_err *err)
 {
     kvs_server v;
+    kvs_status s = client_check_own(c, err);
 
+    if (s != KVS_OK)
+        return s;
     kvs_server_get(c, &v);
     if (v.generation == 0)
         return kvs_fail(err, KVS_E_AWAY, "devices: never connected to a daemon");

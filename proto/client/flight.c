@@ -23,6 +23,13 @@ bool client_is_child(const kvs_client *c)
     return *(volatile const uint32_t *)c->alive != 1;
 }
 
+kvs_status client_check_own(const kvs_client *c, kvs_err *err)
+{
+    return client_is_child(c)
+               ? kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process; connect again after fork")
+               : KVS_OK;
+}
+
 /* ---- the table ---- */
 
 kvs_status client_table(kvs_client *c, uint32_t n, kvs_err *err)
@@ -98,6 +105,15 @@ static flight *line_find(kvs_client *c, uint64_t id)
     uint32_t i = (uint32_t)(id & ((1u << CLIENT_FLIGHT_BITS) - 1));
 
     return i < c->table_n && c->table[i].used && c->table[i].id == id ? &c->table[i] : NULL;
+}
+
+bool client_region_in_flight(const kvs_client *c, const kvs_region *r)
+{
+    bool found = false;
+
+    for (uint32_t i = 0; i < c->table_n && !found; i++)
+        found = c->table[i].used && c->table[i].r != NULL && c->table[i].r->region == r;
+    return found;
 }
 
 /* ---- waking ---- */
@@ -256,7 +272,7 @@ static void dispatch(kvs_client *c, frame *f)
         client_complete(c, r, s);
     }
     frame_close_fds(f);
-    line_answered(c, fl, s, ok && r != NULL && answer_runs_on(r, s));
+    line_answered(c, fl, s, ok && r != NULL && s == KVS_E_DEADLINE && r->runs_on);
     if (!ok)
         client_lost(c, "the daemon sent a malformed reply to %s", wire_op_name(line.op));
     client_wake_general(c);
@@ -389,7 +405,8 @@ void client_read_once(kvs_client *c)
         lead(c, NULL, false, 0);
 }
 
-void client_leave(kvs_client *c)
+/* Whoever has read and does not go on to do so. */
+static void pass_reading_on(kvs_client *c)
 {
     waiter *w = c->reading || c->state != LINK_UP ? NULL : c->waiters;
 
@@ -397,6 +414,11 @@ void client_leave(kvs_client *c)
         w = w->next;
     if (w != NULL)
         (void)pthread_cond_signal(&w->cond);
+}
+
+void client_leave(kvs_client *c)
+{
+    pass_reading_on(c);
     (void)pthread_mutex_unlock(&c->mu);
 }
 
@@ -545,7 +567,7 @@ static kvs_status submit_locked(call *k, kvs_err *err)
     c->sending = true;
     h.deadline_us = peer_deadline_us(k->deadline);
     wire_header_encode(&h, k->frame);
-    (void)pthread_mutex_unlock(&c->mu);
+    client_leave(c); /* it may have read until there was credit, and sending may take long */
     s = push(c, k, total, &sent, err);
     (void)pthread_mutex_lock(&c->mu);
     c->sending = false;
@@ -570,10 +592,11 @@ kvs_status call_begin(call *k, kvs_client *c, kvs_request *r, uint16_t op, uint6
                       kvs_err *err)
 {
     uint32_t max_body;
-    kvs_status s = KVS_OK;
+    kvs_status s;
 
-    if (client_is_child(c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process; connect again after fork");
+    s = client_check_own(c, err);
+    if (s != KVS_OK)
+        return s;
     k->c = c;
     k->r = r;
     k->cost = k->target = 0;
@@ -593,7 +616,8 @@ kvs_status call_begin(call *k, kvs_client *c, kvs_request *r, uint16_t op, uint6
     if (s != KVS_OK)
         return s;
     if (body_cap > max_body)
-        return kvs_fail(err, KVS_E_LIMIT, "%s: a body of %llu bytes is more than the daemon's limit of %u; send fewer items at a time",
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "%s: a body of %llu bytes is more than the daemon's limit of %u; send fewer items at a time",
                         wire_op_name(op), (unsigned long long)body_cap, max_body);
     k->frame = k->small;
     if (WIRE_HEADER_BYTES + body_cap > sizeof k->small)

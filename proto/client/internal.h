@@ -86,12 +86,13 @@ struct kvs_request {
     uint64_t id, tag, cookie;
     enum request_state state;
     bool pipelined, queued;
+    bool runs_on; /* the reply says of an item that the hardware is still at it */
     uint16_t op;
     kvs_status status;
     kvs_err err;
     uint32_t n; /* items asked for */
     kvs_ns *ns; /* OPEN, CREATE, ATTACH, IMPORT; tracking */
-    kvs_region *region;
+    kvs_region *region; /* whose slots the reply speaks of, or which it makes */
     void *items;           /* [n] results, by op; may be NULL */
     void *ret;             /* single result, by op */
     const void *args;      /* the caller's struct: keys and slots for tracking */
@@ -163,8 +164,6 @@ void request_destroy(kvs_request *r);
 bool answer_decode(kvs_request *r, kvs_status s, wire_in *in, frame *f);
 /* The message of an E_PARTIAL: how many failed, and the first of them. */
 void answer_tell_partial(kvs_err *err, const char *what, uint32_t failed, uint32_t n, uint32_t first, kvs_status why);
-/* An E_DEADLINE whose items say that the hardware still works on them. */
-bool answer_runs_on(const kvs_request *r, kvs_status s);
 /* No reply: give each result the status. */
 void answer_spread(kvs_request *r, kvs_status s);
 /* A reply that nobody waits for: what it gave us is given back, by a chore.  False: malformed. */
@@ -277,7 +276,7 @@ struct kvs_client {
     bool pages_stuck; /* a stream may still wait on one: they are never unmapped */
     kvs_stream *streams;
     bool entry_used[WIRE_COUNTERS]; /* of the daemon's half: a stream waits for it */
-    pthread_mutex_t words_mu;       /* held while a page is made known to a GPU; mu is taken inside */
+    pthread_mutex_t gpu_mu; /* held around calls of a driver, by which pages and regions are mapped; mu is taken inside */
 
     uint32_t watch_mask;
     kvs_event *events; /* [CLIENT_EVENTS] ring */
@@ -299,6 +298,9 @@ void client_complete(kvs_client *c, kvs_request *r, kvs_status s);
 void client_abandon(kvs_client *c, kvs_request *r);  /* FLYING only: results are never written from here on */
 bool client_is_settling(kvs_client *c, uint64_t id); /* answered, but the hardware runs on */
 bool client_is_child(const kvs_client *c);
+/* E_STATE in a child of fork, before anything of the parent's is locked: who held the lock may not be there to let it go. */
+kvs_status client_check_own(const kvs_client *c, kvs_err *err);
+bool client_region_in_flight(const kvs_client *c, const kvs_region *r); /* a reply is due that speaks of it */
 void client_wake_keeper(kvs_client *c);
 void client_poke(kvs_client *c);
 kvs_status client_table(kvs_client *c, uint32_t n, kvs_err *err); /* nothing may be in flight */
@@ -338,9 +340,12 @@ int client_thread(pthread_t *ret, const char *name, void *(*run)(void *ud),
 /* Wait until nothing of an answered request goes on.  E_DEADLINE: not yet. */
 kvs_status request_settle(kvs_request *r, uint32_t timeout_ms);
 
-/* ops.c: kvs_submit_store and kvs_submit_load of requests that kvs_poll never shows. */
-kvs_status store_submit_hidden(const kvs_store_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
-kvs_status load_submit_hidden(const kvs_load_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err);
+/* ops.c: kvs_submit_store and kvs_submit_load of requests that kvs_poll never shows, on the connection of `generation` or not
+ * at all (E_AWAY): what they wait for is reached on no other. */
+kvs_status store_submit_hidden(const kvs_store_args *a, uint64_t generation, kvs_request **ret, uint32_t timeout_ms,
+                               kvs_err *err);
+kvs_status load_submit_hidden(const kvs_load_args *a, uint64_t generation, kvs_request **ret, uint32_t timeout_ms,
+                              kvs_err *err);
 
 /* pack.c.  mu is held in the first two. */
 void pack_abandon(kvs_client *c, kvs_request *r); /* under way: its results are never written from here on */
@@ -354,8 +359,10 @@ kvs_status stream_enter(call *k, kvs_stream *s, bool join, kvs_mark *ret_after, 
 /* Without mark and stream: wait for the GPU, if the region is on one. */
 kvs_status stream_settle(const kvs_region *r, const kvs_mark *after, const kvs_stream *s, kvs_err *err);
 void *stream_cuda(const kvs_stream *s);
-/* The stream waits for an entry of the daemon's half that this library raises, by stream_unjoin. */
-kvs_status stream_join(kvs_stream *s, uint64_t *ret_generation, kvs_mark *ret, kvs_err *err);
+kvs_client *stream_client(const kvs_stream *s);
+/* The stream waits for an entry of the daemon's half that this library raises, by stream_unjoin.  E_AWAY: the connection of
+ * `generation` is gone, and the stream does not wait. */
+kvs_status stream_join(kvs_stream *s, uint64_t generation, kvs_mark *ret, kvs_err *err);
 void stream_unjoin(kvs_client *c, uint64_t generation, kvs_mark mark, kvs_status why); /* mu is held */
 void streams_close(kvs_client *c, bool drain);
 

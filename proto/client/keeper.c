@@ -524,6 +524,7 @@ static void come_back(kvs_client *c, int64_t *pause, uint64_t *random)
     until = clock_ns() + *pause + (int64_t)(next_random(random) % (uint64_t)(*pause / 2 + 1));
     *pause = *pause * 2 < max ? *pause * 2 : max;
     counters_abort(c);
+    drain_wake(c); /* of the loss itself; who closes the handle waits for mu */
     (void)pthread_mutex_unlock(&c->mu);
     if (poll_until(&p, 1, until) > 0)
         drain_wake(c);

@@ -18,20 +18,24 @@ static kvs_status run(builder build, const void *args, uint32_t timeout_ms, kvs_
     return s;
 }
 
-static kvs_status submit_as(kvs_client *c, bool hidden, builder build, const void *args, kvs_request **ret,
+/* hidden_in: 0, or the only connection that a request may go to which kvs_poll never shows. */
+static kvs_status submit_as(kvs_client *c, uint64_t hidden_in, builder build, const void *args, kvs_request **ret,
                             uint32_t timeout_ms, kvs_err *err)
 {
     kvs_request *r;
     call k;
-    kvs_status s;
+    kvs_status s = client_check_own(c, err);
 
-    if (client_is_child(c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process; connect again after fork");
-    s = request_create(&r, c, err);
+    if (s == KVS_OK)
+        s = request_create(&r, c, err);
     if (s != KVS_OK)
         return s;
-    r->pipelined = !hidden;
+    r->pipelined = hidden_in == 0;
     s = build(&k, r, args, timeout_ms, err);
+    if (s == KVS_OK && hidden_in != 0 && k.generation != hidden_in) {
+        call_drop(&k);
+        s = kvs_fail(err, KVS_E_AWAY, "the connection was replaced while the request was made");
+    }
     if (s == KVS_OK)
         s = call_submit(&k, err);
     if (s != KVS_OK) {
@@ -46,7 +50,7 @@ static kvs_status submit_as(kvs_client *c, bool hidden, builder build, const voi
 static kvs_status submit(kvs_client *c, builder build, const void *args, kvs_request **ret, uint32_t timeout_ms,
                          kvs_err *err)
 {
-    return submit_as(c, false, build, args, ret, timeout_ms, err);
+    return submit_as(c, 0, build, args, ret, timeout_ms, err);
 }
 
 /* ---- handles in bodies: read after call_begin, which remembers the connection that their numbers must belong to ---- */
@@ -233,7 +237,10 @@ kvs_status kvs_open(kvs_client *c, const kvs_namespace *desc, kvs_ns **ret, uint
     kvs_request r = {0};
     kvs_ns *ns = NULL, *old;
     call k;
-    kvs_status s = ns_create(c, desc, &ns, err);
+    kvs_status s = client_check_own(c, err);
+
+    if (s == KVS_OK)
+        s = ns_create(c, desc, &ns, err);
 
     if (s != KVS_OK || ns == NULL)
         return s;
@@ -258,8 +265,12 @@ kvs_status kvs_open(kvs_client *c, const kvs_namespace *desc, kvs_ns **ret, uint
 
 kvs_status kvs_open_id(kvs_client *c, uint32_t id, kvs_ns **ret, kvs_err *err)
 {
-    kvs_ns *ns = calloc(1, sizeof *ns);
+    kvs_status s = client_check_own(c, err);
+    kvs_ns *ns;
 
+    if (s != KVS_OK)
+        return s;
+    ns = calloc(1, sizeof *ns);
     if (ns == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "namespace: no memory");
     ns->c = c;
@@ -409,6 +420,8 @@ static kvs_status load_check(const kvs_load_args *a, kvs_err *err)
     kvs_status s = count_check("blocks", a->n, err);
 
     if (s == KVS_OK)
+        s = client_check_own(a->ns->c, err);
+    if (s == KVS_OK)
         s = mark_check(a->after, a->signal, err);
     if (s == KVS_OK && a->stream != NULL && (a->after != NULL || a->signal != NULL))
         s = kvs_fail(err, KVS_E_INVALID, "%s: not with a stream, which has its own", a->after ? "after" : "signal");
@@ -456,6 +469,7 @@ static kvs_status build_load(call *k, kvs_request *r, const void *args, uint32_t
     r->items = a->results;
     r->n = a->n;
     r->args = a;
+    r->region = a->region;
     if (s == KVS_OK)
         s = call_begin(k, a->ns->c, r, WIRE_LOAD,
                        WIRE_load_req_BYTES + (uint64_t)a->n * (WIRE_slot_ref_BYTES + (by_lease ? 0 : WIRE_KEY_BYTES)),
@@ -486,15 +500,18 @@ kvs_status kvs_submit_load(const kvs_load_args *a, kvs_request **ret, uint32_t t
     return submit(a->ns->c, build_load, a, ret, timeout_ms, err);
 }
 
-kvs_status load_submit_hidden(const kvs_load_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
+kvs_status load_submit_hidden(const kvs_load_args *a, uint64_t generation, kvs_request **ret, uint32_t timeout_ms,
+                              kvs_err *err)
 {
-    return submit_as(a->ns->c, true, build_load, a, ret, timeout_ms, err);
+    return submit_as(a->ns->c, generation, build_load, a, ret, timeout_ms, err);
 }
 
 static kvs_status store_check(const kvs_store_args *a, kvs_err *err)
 {
     kvs_status s = count_check("blocks", a->n, err);
 
+    if (s == KVS_OK)
+        s = client_check_own(a->ns->c, err);
     if (s == KVS_OK)
         s = mark_check(a->after, a->signal, err);
     if (s == KVS_OK && a->first_depth > 0 && a->parent == NULL)
@@ -517,6 +534,7 @@ static kvs_status build_store(call *k, kvs_request *r, const void *args, uint32_
     r->items = a->results;
     r->n = a->n;
     r->args = a;
+    r->region = a->region;
     if (s == KVS_OK)
         s = call_begin(k, a->ns->c, r, WIRE_STORE,
                        WIRE_store_req_BYTES + (uint64_t)a->n * (WIRE_KEY_BYTES + WIRE_slot_ref_BYTES), timeout_ms, err);
@@ -548,9 +566,10 @@ kvs_status kvs_submit_store(const kvs_store_args *a, kvs_request **ret, uint32_t
     return submit(a->ns->c, build_store, a, ret, timeout_ms, err);
 }
 
-kvs_status store_submit_hidden(const kvs_store_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
+kvs_status store_submit_hidden(const kvs_store_args *a, uint64_t generation, kvs_request **ret, uint32_t timeout_ms,
+                               kvs_err *err)
 {
-    return submit_as(a->ns->c, true, build_store, a, ret, timeout_ms, err);
+    return submit_as(a->ns->c, generation, build_store, a, ret, timeout_ms, err);
 }
 
 kvs_status kvs_slot_take(kvs_region *region, uint32_t n, kvs_slot *ret, uint32_t timeout_ms, kvs_err *err)
@@ -590,6 +609,8 @@ static kvs_status build_slot_drop(call *k, kvs_request *r, const void *args, uin
     r->n = a->n;
     r->args = a->slots;
     r->region = a->region;
+    if (s == KVS_OK)
+        s = client_check_own(a->region->c, err);
     if (s == KVS_OK)
         s = mark_check(a->after, NULL, err);
     if (s == KVS_OK)
@@ -635,6 +656,8 @@ static kvs_status build_write(call *k, kvs_request *r, const void *args, uint32_
     r->op = WIRE_WRITE;
     r->items = a->results;
     r->n = a->n_calls;
+    if (s == KVS_OK)
+        s = client_check_own(a->ns->c, err);
     if (s == KVS_OK)
         s = mark_check(a->after, a->signal, err);
     if (s == KVS_OK)
@@ -736,6 +759,8 @@ static kvs_status build_decode(call *k, kvs_request *r, const void *args, uint32
     r->op = WIRE_DECODE;
     r->items = a->results;
     r->n = a->n_calls;
+    if (s == KVS_OK)
+        s = client_check_own(a->ns->c, err);
     if (s == KVS_OK && cells > UINT32_MAX)
         s = kvs_fail(err, KVS_E_LIMIT, "block_table: %u x %u entries", a->n_seqs, a->table_width);
     if (s == KVS_OK)
@@ -781,6 +806,8 @@ static kvs_status build_extend(call *k, kvs_request *r, const void *args, uint32
     r->op = WIRE_EXTEND;
     r->items = a->results;
     r->n = a->n_calls;
+    if (s == KVS_OK)
+        s = client_check_own(a->ns->c, err);
     if (s == KVS_OK && cells > UINT32_MAX)
         s = kvs_fail(err, KVS_E_LIMIT, "block_table: %u x %u entries", a->n_seqs, a->table_width);
     if (s == KVS_OK)
@@ -961,7 +988,7 @@ kvs_status kvs_report(kvs_client *c, const kvs_report_args *a, char *buf, size_t
 
 kvs_status kvs_watch(kvs_client *c, uint32_t mask, uint32_t timeout_ms, kvs_err *err)
 {
-    kvs_request r = {0};
+    kvs_request r = {.args = &mask};
     wire_watch_req q = {.mask = mask};
     kvs_event *room = calloc(CLIENT_EVENTS, sizeof *room);
     call k;
@@ -982,13 +1009,7 @@ kvs_status kvs_watch(kvs_client *c, uint32_t mask, uint32_t timeout_ms, kvs_err 
     (void)pthread_mutex_unlock(&c->mu);
     free(room);
     wire_put_watch_req(&k.out, &q);
-    s = call_run(&k, err);
-    if (s != KVS_OK)
-        return s;
-    (void)pthread_mutex_lock(&c->mu);
-    c->watch_mask = mask;
-    (void)pthread_mutex_unlock(&c->mu);
-    return KVS_OK;
+    return call_run(&k, err);
 }
 
 kvs_status kvs_events(kvs_client *c, kvs_event *ret, uint32_t cap, uint32_t *ret_n, uint64_t *ret_lost,

@@ -20,9 +20,13 @@ static kvs_status number_check(const char *what, uint64_t value, uint64_t low, u
 static kvs_status sizes_set(kvs_pack *p, const kvs_pack_args *a, kvs_err *err)
 {
     uint64_t one = p->ns->info.slot_bytes, fit = CHUNK_BYTES / one;
+    kvs_server v;
     kvs_status s;
 
     p->device = a->device;
+    kvs_server_get(p->c, &v);
+    if (p->device < v.n_devices)
+        memcpy(p->uuid, v.device_uuid[p->device], sizeof p->uuid);
     p->first_counter = a->first_counter;
     p->n_blocks = a->n_blocks;
     p->ctas = a->ctas;
@@ -244,6 +248,8 @@ static kvs_status move_check(const kvs_pack *p, const kvs_pack_move *m, bool loa
         return kvs_fail(err, KVS_E_RANGE, "n: %u is outside 1..%d", m->n, MAX_STAGING);
     if ((m->flags & ~(uint32_t)KVS_PACK_NO_WAIT) != 0 || m->reserved != 0)
         return kvs_fail(err, KVS_E_INVALID, "flags: 0x%x has bits that mean nothing", m->flags);
+    if (m->stream != NULL && stream_client(m->stream) != p->c)
+        return kvs_fail(err, KVS_E_INVALID, "stream of another handle");
     if (m->stream != NULL && m->flags != 0)
         return kvs_fail(err, KVS_E_INVALID, "flags: 0x%x is for requests without a stream", m->flags);
     if (load && (m->first_depth != 0 || m->parent != NULL))
@@ -336,7 +342,8 @@ static kvs_status order(kvs_pack *p, const kvs_pack_move *m, bool load, pack_job
         return (m->flags & KVS_PACK_NO_WAIT) ? KVS_OK : client_stream_settle(err);
     s = client_mark_open(&j->after, stream_cuda(m->stream), err);
     if (s == KVS_OK && load) {
-        s = stream_join(m->stream, &j->join_generation, &j->join, err);
+        j->join_generation = atomic_load(&p->lanes[load].generation); /* of no later one: see lane_wake */
+        s = stream_join(m->stream, j->join_generation, &j->join, err);
         j->joins = s == KVS_OK;
     }
     return s;

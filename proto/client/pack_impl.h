@@ -63,6 +63,7 @@ typedef struct pack_lane {
     uint8_t *base;
     uint64_t slot_stride;
     client_packer *packer; /* NULL: the slots are host memory */
+    int ordinal;           /* the packer's GPU, as this process counts them */
     kvs_stream *stream;    /* of the packer, for its signals */
     kvs_mark scattered;    /* load: reached when the slots that came back last are free */
     bool has_scattered;
@@ -79,6 +80,7 @@ struct kvs_pack {
     kvs_pack *next;
     kvs_ns *ns;
     uint32_t device, n_planes, n_blocks, first_counter, chunk, n_staging, ctas;
+    uint8_t uuid[16]; /* of that device: another life of the daemon may count them otherwise.  Zeros: it has none */
     client_pack_plane *planes; /* [n_planes] */
     pack_lane lanes[2];        /* store, load */
 };

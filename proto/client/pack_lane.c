@@ -56,14 +56,47 @@ static kvs_status packer_open(pack_lane *l, kvs_err *err)
 
     if (s != KVS_OK)
         return s;
-    return kvs_stream_open(p->c, client_packer_stream(l->packer), p->first_counter + l->load, 1, &l->stream, err);
+    l->ordinal = o.ordinal;
+    s = kvs_stream_open(p->c, client_packer_stream(l->packer), p->first_counter + l->load, 1, &l->stream, err);
+    if (s != KVS_OK) { /* one without the other is of no use to the next who comes here */
+        client_packer_close(l->packer);
+        l->packer = NULL;
+    }
+    return s;
+}
+
+/* The device on which the slots were at first, whatever its number is by now. */
+static kvs_status find_device(const kvs_pack *p, uint32_t *ret, kvs_err *err)
+{
+    static const uint8_t none[sizeof p->uuid];
+
+    *ret = p->device;
+    return memcmp(p->uuid, none, sizeof none) == 0 ? KVS_OK : kvs_device_find(p->c, p->uuid, ret, err);
+}
+
+/* A packer reaches the memory of its own GPU; elsewhere its kernel would cost the program its context. */
+static kvs_status packer_check(const pack_lane *l, const kvs_region_info *v, kvs_err *err)
+{
+    if (l->packer == NULL)
+        return KVS_OK;
+    if (v->memory == KVS_MEMORY_MEMFD)
+        return kvs_fail(err, KVS_E_STALE, "pack: the daemon's new staging slots are host memory, the tensors on GPU %d",
+                        l->ordinal);
+    if (client_cuda_map_ordinal(l->region->on_gpu) != l->ordinal)
+        return kvs_fail(err, KVS_E_STALE, "pack: the daemon's new staging slots are on GPU %d, the tensors on GPU %d",
+                        client_cuda_map_ordinal(l->region->on_gpu), l->ordinal);
+    return KVS_OK;
 }
 
 static kvs_status slots_open(pack_lane *l, uint32_t timeout_ms, kvs_region_info *ret, kvs_err *err)
 {
     kvs_pack *p = l->pack;
     void *base = NULL;
-    kvs_status s = kvs_region_create(p->ns, p->device, p->n_staging, &l->region, timeout_ms, err);
+    uint32_t device;
+    kvs_status s = find_device(p, &device, err);
+
+    if (s == KVS_OK)
+        s = kvs_region_create(p->ns, device, p->n_staging, &l->region, timeout_ms, err);
 
     if (s == KVS_OK)
         s = kvs_region_map(l->region, &base, NULL, err);
@@ -84,6 +117,8 @@ static kvs_status staging_open(pack_lane *l, uint32_t timeout_ms, kvs_err *err)
     kvs_region_info info;
     kvs_status s = slots_open(l, timeout_ms, &info, err);
 
+    if (s == KVS_OK)
+        s = packer_check(l, &info, err);
     if (s == KVS_OK && info.memory != KVS_MEMORY_MEMFD && l->packer == NULL)
         s = packer_open(l, err);
     if (s != KVS_OK) {
@@ -159,7 +194,7 @@ static kvs_status store_chunk(pack_lane *l, pack_chunk *k, kvs_err *err)
                                 .slots = k->slots,
                                 .after = &k->after,
                                 .results = k->stored};
-    return store_submit_hidden(&k->store, &k->request, left_ms(j), err);
+    return store_submit_hidden(&k->store, atomic_load(&l->generation), &k->request, left_ms(j), err);
 }
 
 static kvs_status load_chunk(pack_lane *l, pack_chunk *k, kvs_err *err)
@@ -174,7 +209,7 @@ static kvs_status load_chunk(pack_lane *l, pack_chunk *k, kvs_err *err)
                               .slots = k->slots,
                               .after = &k->after,
                               .results = k->loaded};
-    return load_submit_hidden(&k->load, &k->request, left_ms(j), err);
+    return load_submit_hidden(&k->load, atomic_load(&l->generation), &k->request, left_ms(j), err);
 }
 
 static uint32_t less(uint32_t a, uint32_t b)

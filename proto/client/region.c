@@ -27,9 +27,9 @@ void region_destroy(kvs_region *r)
 {
     if (r == NULL)
         return;
-    if (r->on_gpu != NULL)
+    if (r->on_gpu != NULL && !client_is_child(r->c)) /* a child has no driver: the mapping is the parent's */
         client_cuda_unmap(r->on_gpu);
-    else if (r->base != NULL)
+    else if (r->on_gpu == NULL && r->base != NULL)
         (void)munmap(r->base, (size_t)r->info.bytes);
     for (unsigned i = 0; i < WIRE_MAX_FDS; i++)
         if (r->fds[i] >= 0)
@@ -303,6 +303,17 @@ static void unlink_region(kvs_client *c, kvs_region *r)
         *p = r->next;
 }
 
+/* mu is held.  Nobody waits for it, but the daemon must not keep memory that has no name here any more. */
+static void close_later(kvs_client *c, const kvs_region *r)
+{
+    uint8_t body[WIRE_region_close_req_BYTES];
+    wire_out o = {.base = body, .cap = sizeof body};
+    wire_region_close_req q = {.region = atomic_load(&r->id)};
+
+    wire_put_region_close_req(&o, &q);
+    chore_add(c, WIRE_REGION_CLOSE, &o);
+}
+
 kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err)
 {
     wire_region_close_req q = {0};
@@ -323,6 +334,12 @@ kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err)
     if (s == KVS_E_AWAY || s == KVS_E_STALE)
         s = KVS_OK; /* it went with the connection */
     (void)pthread_mutex_lock(&c->mu);
+    if (client_region_in_flight(c, r)) {
+        (void)pthread_mutex_unlock(&c->mu);
+        return kvs_fail(err, KVS_E_BUSY, "region: a request in flight uses it");
+    }
+    if (s == KVS_E_DEADLINE && k.generation == c->server.generation)
+        close_later(c, r);
     keeper_frees = c->registering;
     r->dead = true;
     if (!keeper_frees)
@@ -337,11 +354,9 @@ kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err)
 
 void kvs_region_get(kvs_region *r, kvs_region_info *ret)
 {
-    (void)pthread_mutex_lock(&r->c->mu);
-    *ret = r->info;
+    *ret = r->info; /* as it was made */
     ret->id = atomic_load(&r->id);
     ret->state = (kvs_status)atomic_load(&r->status);
-    (void)pthread_mutex_unlock(&r->c->mu);
 }
 
 int kvs_region_fd(kvs_region *r, uint32_t i)
@@ -384,11 +399,13 @@ static kvs_status map_pieces(kvs_region *r, kvs_err *err)
 
 kvs_status kvs_region_map(kvs_region *r, void **ret, uint64_t *ret_bytes, kvs_err *err)
 {
-    kvs_status s = KVS_OK;
+    kvs_status s = client_check_own(r->c, err);
 
+    if (s != KVS_OK)
+        return s;
     if (r->info.kind == KVS_REGION_IMPORT)
         return kvs_fail(err, KVS_E_UNSUPPORTED, "region: an import is mapped by the one who made it");
-    (void)pthread_mutex_lock(&r->c->mu);
+    (void)pthread_mutex_lock(&r->c->gpu_mu); /* a driver may wait for a stream that only somebody with mu lets go */
     if (r->base == NULL && r->info.memory == KVS_MEMORY_CUDA_VMM)
         s = client_cuda_map_fds(&r->on_gpu, r->fds, r->info.n_fds, r->info.piece_bytes, r->info.bytes, &r->base, err);
     else if (r->base == NULL)
@@ -398,7 +415,7 @@ kvs_status kvs_region_map(kvs_region *r, void **ret, uint64_t *ret_bytes, kvs_er
         if (ret_bytes != NULL)
             *ret_bytes = r->info.bytes;
     }
-    (void)pthread_mutex_unlock(&r->c->mu);
+    (void)pthread_mutex_unlock(&r->c->gpu_mu);
     return s;
 }
 

@@ -59,7 +59,7 @@ static kvs_status make_words(kvs_stream *st, uint64_t generation, client_words *
     uint8_t *base = NULL;
     kvs_status s;
 
-    (void)pthread_mutex_lock(&c->words_mu);
+    (void)pthread_mutex_lock(&c->gpu_mu);
     s = find_words(c, generation, ret, &base, err);
     if (s == KVS_OK && *ret == NULL) {
         s = client_words_open(&w, base, WIRE_COUNTER_PAGE_BYTES, st->cuda, err);
@@ -74,7 +74,7 @@ static kvs_status make_words(kvs_stream *st, uint64_t generation, client_words *
         (void)pthread_mutex_unlock(&c->mu);
         client_words_close(w);
     }
-    (void)pthread_mutex_unlock(&c->words_mu);
+    (void)pthread_mutex_unlock(&c->gpu_mu);
     return s;
 }
 
@@ -278,9 +278,13 @@ void *stream_cuda(const kvs_stream *s)
     return s->cuda;
 }
 
-kvs_status stream_join(kvs_stream *s, uint64_t *ret_generation, kvs_mark *ret, kvs_err *err)
+kvs_client *stream_client(const kvs_stream *s)
 {
-    uint64_t generation = kvs_generation(s->c);
+    return s->c;
+}
+
+kvs_status stream_join(kvs_stream *s, uint64_t generation, kvs_mark *ret, kvs_err *err)
+{
     client_words *w = NULL;
     kvs_status st;
 
@@ -298,7 +302,6 @@ kvs_status stream_join(kvs_stream *s, uint64_t *ret_generation, kvs_mark *ret, k
         }
     }
     (void)pthread_mutex_unlock(&s->order);
-    *ret_generation = generation;
     return st;
 }
 

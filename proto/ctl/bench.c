@@ -636,7 +636,7 @@ static int run_engine(const char *work)
         return ctl_usage("%s", err.msg);
     if (s != KVS_OK)
         (void)fprintf(stderr, "kvstridectl: bench --engine: %s\n", err.msg);
-    return s == KVS_OK ? CTL_OK : CTL_FAILED;
+    return s == KVS_OK ? CTL_OK : s == KVS_E_UNSUPPORTED ? CTL_UNABLE : CTL_FAILED;
 }
 
 int ctl_bench(const ctl *c)

@@ -55,8 +55,8 @@ kvs_status bench_busy_run(const char *work, kvs_err *err)
     enum engine_cuda_work which = ENGINE_CUDA_COMPUTE;
     kvs_status s = find_work(work, &which, err);
 
-    if (s == KVS_OK)
-        s = engine_cuda_open(&e, err);
+    if (s == KVS_OK && engine_cuda_open(&e, err) != KVS_OK)
+        s = KVS_E_UNSUPPORTED;
     while (s == KVS_OK) {
         double ms = 0;
 

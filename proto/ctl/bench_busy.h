@@ -22,7 +22,7 @@ void bench_busy_stop(bench_busy *b); /* NULL is fine */
 /* Mean ms of the steps that began and ended between two times of clock_ns.  E_AWAY: it has ended, or had no such step. */
 kvs_status bench_busy_ms(bench_busy *b, uint64_t from_ns, uint64_t to_ns, double *ret, kvs_err *err);
 
-/* The other side: steps until nobody reads them.  E_INVALID: no such work. */
+/* The other side: steps until nobody reads them.  E_INVALID: no such work; E_UNSUPPORTED: no GPU that it can have. */
 kvs_status bench_busy_run(const char *work, kvs_err *err);
 
 #endif

@@ -174,15 +174,14 @@ kvs_status bench_user_submit(bench_user *u, bench_flight *f, bool load, uint32_t
 
 kvs_status bench_user_end(bench_flight *f, kvs_err *err)
 {
-    kvs_status s;
+    kvs_status s, ended;
 
     if (f->request == NULL)
         return KVS_OK;
     s = kvs_wait(f->request, BENCH_CALL_MS, err);
-    if (s == KVS_OK)
-        s = kvs_request_end(f->request, err);
+    ended = kvs_request_end(f->request, s == KVS_OK ? err : NULL); /* unanswered: its arguments are the caller's again */
     f->request = NULL;
-    return s;
+    return s == KVS_OK ? ended : s;
 }
 
 /* As kvs_store and kvs_load would. */

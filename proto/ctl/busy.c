@@ -80,16 +80,17 @@ kvs_status busy_go(busy *b, kvs_err *err)
 {
     atomic_store(&b->shared->state, BUSY_STARTS);
     for (int waited = 0; waited < START_MS; waited += STEP_MS) {
-        uint32_t state = atomic_load(&b->shared->state);
+        bool ended = waitpid(b->pid, NULL, WNOHANG) == b->pid;
+        uint32_t state = atomic_load(&b->shared->state); /* the last one, if it has ended */
 
-        if (state == BUSY_WORKS)
-            return KVS_OK;
+        if (ended)
+            b->pid = 0;
         if (state == BUSY_FAILED)
             return kvs_fail(err, b->shared->err.status, "busy process: %.150s", b->shared->err.msg);
-        if (waitpid(b->pid, NULL, WNOHANG) == b->pid) {
-            b->pid = 0;
+        if (ended)
             return kvs_fail(err, KVS_E_SYS, "busy process: it has ended");
-        }
+        if (state == BUSY_WORKS)
+            return KVS_OK;
         step();
     }
     return kvs_fail(err, KVS_E_DEADLINE, "busy process: not at work after %d s", START_MS / 1000);

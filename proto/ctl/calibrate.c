@@ -307,12 +307,14 @@ static kvs_status fill_peers(bench *b, copy_table *t, kvs_err *err)
 
 static kvs_status open_all(bench *b, kvs_err *err)
 {
-    kvs_status s = b->plan->open(b->plan->ud, &b->d, err);
+    device *d = NULL;
+    kvs_status s = b->plan->open(b->plan->ud, &d, err);
     uint64_t had;
     void *p;
 
     if (s != KVS_OK)
         return s;
+    b->d = d;
     b->copies = calloc(MAX_PIECES, sizeof *b->copies);
     p = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (b->copies == NULL || p == MAP_FAILED)
@@ -384,12 +386,15 @@ static const char *folder_of(const ctl *c)
 static kvs_status open_gpu(void *ud, device **ret, kvs_err *err)
 {
     const ctl *c = ud;
-    kvs_status s = device_cuda_open(ret, (uint32_t)c->gpu, err);
+    device *d = NULL;
+    kvs_status s = device_cuda_open(&d, (uint32_t)c->gpu, err);
 
     if (s == KVS_OK && access(folder_of(c), W_OK | X_OK) != 0) {
         s = kvs_fail(err, KVS_E_CONFIG, "folder %.100s: %s", folder_of(c), strerror(errno));
-        (*ret)->ops->close(*ret);
+        d->ops->close(d);
     }
+    if (s == KVS_OK)
+        *ret = d;
     if (s == KVS_OK && !c->json && !c->quiet)
         (void)fprintf(stderr,
                       "calibrate: for some seconds GPU and link are busy with this; what a daemon copies meanwhile "

@@ -246,6 +246,30 @@ Test(badinput, descriptors_without_their_frame_leave_none_behind)
     cr_assert(daemon_wait_fds(&d, before, 10000));
 }
 
+/* Symptom: 200 clients that had once sent a frame of 1 MiB held 200 MB while they were idle. */
+Test(badinput, clients_that_sent_a_large_frame_once_hold_no_memory_for_it)
+{
+    enum { N = 40, BYTES = 1 << 20 };
+    uint8_t *body = calloc(1, BYTES);
+    uint64_t before = daemon_private_kib(&d);
+    raw_client c[N];
+    frame f;
+
+    cr_assert_not_null(body);
+    for (unsigned i = 0; i < N; i++) {
+        join(&c[i]);
+        cr_assert(raw_send(&c[i], WIRE_LOOKUP, 2, body, BYTES, NULL, 0));
+        cr_assert(raw_recv(&c[i], &f, 5000));
+        cr_assert_neq(f.head.status, KVS_OK);
+    }
+    cr_assert(raw_ping(&good, 3));
+    if (!HOLDS_FREED)
+        cr_assert_leq(daemon_private_kib(&d), before + 16384);
+    for (unsigned i = 0; i < N; i++)
+        raw_close(&c[i]);
+    free(body);
+}
+
 /* ---- time ---- */
 Test(badinput, a_frame_left_unfinished_is_dropped_after_its_time)
 {
@@ -397,6 +421,28 @@ Test(few_descriptors, do_not_stop_those_who_are_in)
     }
     for (unsigned i = 0; i < 6; i++)
         raw_close(&in[i]);
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+    daemon_fini(&d);
+}
+
+/* Symptom: clients that had all descriptors kept the operator out, who alone could have seen whose they are. */
+Test(few_descriptors, do_not_keep_the_operator_out)
+{
+    raw_client in[64], operator;
+    unsigned n = 0;
+
+    daemon_init(&d);
+    d.max_fds = 64;
+    cr_assert(daemon_start(&d, CONFIG));
+    while (raw_connect(&in[n], d.socket) && raw_hello(&in[n]))
+        cr_assert_lt(++n, 64);
+    raw_close(&in[n]);
+    cr_assert_gt(n, 10);
+    cr_assert(daemon_wait_log(&d, "clients_refused reason=descriptors socket=default", 1, 5000));
+    cr_assert(raw_connect(&operator, d.admin) && raw_hello(&operator));
+    raw_close(&operator);
+    while (n > 0)
+        raw_close(&in[--n]);
     cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
     daemon_fini(&d);
 }

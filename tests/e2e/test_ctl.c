@@ -253,6 +253,11 @@ Test(ctl_words, calibrates_nothing_without_a_gpu_and_says_so_by_a_code_of_its_ow
     SAYS(err, "kvstridectl: calibrate: cuda device: ");
     RUNS(5, "calibrate --gpu 255 --json");
     SAYS(out, "\"status\":\"E_UNSUPPORTED\"");
+    if (access("/dev/nvidiactl", F_OK) != 0) {
+        RUNS(5, "bench --engine compute");
+        cr_assert_str_empty(ran.out);
+    }
+    RUNS(2, "bench --engine nothing");
     RUNS(0, "calibrate --help");
     SAYS(out, "Exit 5 without a GPU");
 }

@@ -604,13 +604,16 @@ Test(metrics, say_not_ready_while_the_operator_has_drained_the_daemon)
 
 Test(metrics, leave_the_daemon_serving_where_their_socket_cannot_be_made)
 {
-    char set[160];
+    char set[160], where[160];
 
+    (void)snprintf(where, sizeof where, " metrics=%s\n", d.metrics);
+    cr_assert(daemon_wait_log(&d, where, 1, 5000), "where they are, when it is ready");
     cr_assert_eq(daemon_stop(&d, SIGTERM), 0);
     (void)snprintf(set, sizeof set, "metrics.path=%s/none/m.sock", d.dir);
     daemon_spawn(&d, (const char *[]){"--set", set, NULL});
     cr_assert(daemon_wait_notified(&d, "READY=1", 20000));
     cr_assert_eq(daemon_log_count(&d, "warn no_metrics"), 1);
+    cr_assert(daemon_wait_log(&d, " metrics=-\n", 1, 5000));
 }
 
 Test(metrics, cost_an_idle_daemon_next_to_nothing)

@@ -10,7 +10,7 @@
 
 #include "kernels/client_pack_params.h"
 
-enum { OK, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_READY = 600, MEMORIES = 4096, NAMES = 64 };
+enum { OK, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_READY = 600, MEMORIES = 4096, NAMES = 64, GPUS = 16 };
 
 typedef enum op_kind { OP_WRITE, OP_WAIT, OP_HOLD, OP_FILL, OP_COPY, OP_PACK, OP_RECORD, OP_AFTER } op_kind;
 
@@ -50,7 +50,10 @@ static struct {
     char name[40];
     uint32_t calls, fail_at;
     int code;
+    atomic_int *gate;
 } names[NAMES];
+static atomic_int gpus = 1, home;
+static atomic_uint contexts[GPUS];
 
 /* ---- failures ---- */
 
@@ -86,15 +89,44 @@ uint32_t fake_cuda_calls(const char *call)
     return n;
 }
 
+void fake_cuda_stall(const char *call, atomic_int *gate)
+{
+    (void)pthread_mutex_lock(&lock);
+    names[name_find(call)].gate = gate;
+    (void)pthread_mutex_unlock(&lock);
+}
+
+void fake_cuda_gpus(int n, int home_)
+{
+    atomic_store(&gpus, n);
+    atomic_store(&home, home_);
+}
+
+uint32_t fake_cuda_contexts(int gpu)
+{
+    return atomic_load(&contexts[gpu]);
+}
+
+static void nap(void)
+{
+    struct timespec t = {.tv_nsec = 50000};
+
+    (void)nanosleep(&t, NULL);
+}
+
 static int called(const char *call)
 {
+    atomic_int *gate;
     unsigned i;
     int code;
 
     (void)pthread_mutex_lock(&lock);
     i = name_find(call);
     code = ++names[i].calls == names[i].fail_at ? names[i].code : OK;
+    gate = names[i].gate;
     (void)pthread_mutex_unlock(&lock);
+    while (gate != NULL && atomic_load(gate) == 0)
+        nap();
     return code;
 }
 #define CALLED()                                                                                                       \
@@ -106,13 +138,6 @@ static int called(const char *call)
     } while (0)
 
 /* ---- streams ---- */
-
-static void nap(void)
-{
-    struct timespec t = {.tv_nsec = 50000};
-
-    (void)nanosleep(&t, NULL);
-}
 
 static void pack(const client_pack_params *p)
 {
@@ -377,7 +402,7 @@ DRIVER cuDeviceGetCount(int *ret);
 DRIVER cuDeviceGetCount(int *ret)
 {
     CALLED();
-    *ret = 1;
+    *ret = atomic_load(&gpus);
     return OK;
 }
 
@@ -417,8 +442,10 @@ DRIVER cuIpcGetMemHandle(void *ret, CUdeviceptr p)
 DRIVER cuDevicePrimaryCtxRetain(void **ret, int device);
 DRIVER cuDevicePrimaryCtxRetain(void **ret, int device)
 {
-    (void)device;
     CALLED();
+    if (device < 0 || device >= atomic_load(&gpus))
+        return INVALID_VALUE;
+    atomic_fetch_add(&contexts[device], 1);
     *ret = names;
     return OK;
 }
@@ -433,10 +460,9 @@ DRIVER cuDevicePrimaryCtxRelease_v2(int device)
 DRIVER cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active);
 DRIVER cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
 {
-    (void)device;
     CALLED();
     *flags = 0;
-    *active = 1;
+    *active = device == atomic_load(&home);
     return OK;
 }
 
@@ -498,7 +524,7 @@ DRIVER cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
     (void)handle;
     CALLED();
     p[2] = 1; /* of a device */
-    p[3] = 0;
+    p[3] = atomic_load(&home);
     return OK;
 }
 
@@ -588,13 +614,13 @@ DRIVER cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr p)
 DRIVER cuPointerGetAttribute(void *ret, int attribute, CUdeviceptr p);
 DRIVER cuPointerGetAttribute(void *ret, int attribute, CUdeviceptr p)
 {
-    enum { MEMORY_TYPE = 2, DEVICE_MEMORY = 2 };
+    enum { MEMORY_TYPE = 2, ORDINAL = 9, DEVICE_MEMORY = 2 };
     uint64_t b, n;
 
     CALLED();
     if (!memory_find(p, &b, &n, false))
         return INVALID_VALUE;
-    *(int *)ret = attribute == MEMORY_TYPE ? DEVICE_MEMORY : 0;
+    *(int *)ret = attribute == MEMORY_TYPE ? DEVICE_MEMORY : attribute == ORDINAL ? atomic_load(&home) : 0;
     return OK;
 }
 

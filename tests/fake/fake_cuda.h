@@ -17,6 +17,11 @@
 /* The n-th call of this name from now on (1: the next one) fails with `code`; n 0: none does any more. */
 FAKE_API void fake_cuda_fail(const char *call, uint32_t n, int code);
 FAKE_API uint32_t fake_cuda_calls(const char *call); /* so far */
+/* Calls of this name stay inside until *gate is not 0; NULL: none does any more. */
+FAKE_API void fake_cuda_stall(const char *call, atomic_int *gate);
+/* How many GPUs there are (1..16), and the one on which all memory is and which has a context already: 1 and 0 at first. */
+FAKE_API void fake_cuda_gpus(int n, int home);
+FAKE_API uint32_t fake_cuda_contexts(int gpu); /* asked for so far */
 
 FAKE_API void *fake_cuda_memory(uint64_t bytes); /* device memory */
 FAKE_API void fake_cuda_memory_free(void *p);

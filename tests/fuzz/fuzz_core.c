@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/disposal.h"
 #include "daemon/log.h"
 #include "daemon/metrics.h"
 #include "daemon/request.h"
@@ -249,6 +250,12 @@ static size_t on_out_bytes(const void *ud)
     return 0;
 }
 
+static bool on_is_behind(const void *ud)
+{
+    (void)ud;
+    return false;
+}
+
 static void on_closed(void *ud)
 {
     ((client *)ud)->closed = true;
@@ -288,7 +295,7 @@ static void hand_in(client *c, frame *f)
 
 static void join(client *c, bool hello)
 {
-    static const peer_ops OPS = {on_send, on_out_bytes, on_closed};
+    static const peer_ops OPS = {on_send, on_out_bytes, on_is_behind, on_closed};
     peer_info info = {.uid = 1000, .pid = 42, .is_admin = c->is_admin};
     uint8_t body[WIRE_hello_req_BYTES];
     wire_out o = {body, 0, sizeof body, false};
@@ -712,9 +719,11 @@ static void step(script *s)
 /* ---- life ---- */
 static unsigned open_descriptors(void)
 {
-    DIR *d = opendir("/proc/self/fd");
+    DIR *d;
     unsigned n = 0;
 
+    MUST(disposal_wait(10000));
+    d = opendir("/proc/self/fd");
     MUST(d != NULL);
     while (readdir(d) != NULL)
         n++;

@@ -59,6 +59,7 @@ static void fake_reply(peer *p, uint16_t op, uint64_t id, const uint8_t *body, u
     if (r == NULL)
         abort();
     r->len = WIRE_HEADER_BYTES + len;
+    r->held = sizeof *r + r->len;
     wire_header_encode(&h, r->bytes);
     if (body != NULL)
         memcpy(r->bytes + WIRE_HEADER_BYTES, body, len);

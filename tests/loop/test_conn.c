@@ -3,13 +3,16 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 
+#include "daemon/disposal.h"
 #include "daemon/log.h"
 #include "proto/cpus.h"
 #include "tests/loop/fake_core.h"
+#include "tests/support/lingering.h"
 #include "tests/support/loop_fixture.h"
 #include "tests/support/raw_client.h"
 
@@ -159,6 +162,12 @@ static void expect(raw_client *c, uint16_t op, uint64_t id)
     cr_assert_eq(f.head.id, id);
 }
 
+static unsigned fds_now(void)
+{
+    cr_assert(disposal_wait(5000));
+    return count_fds(0);
+}
+
 Test(conn, answers_in_order_what_came_in_one_piece)
 {
     uint8_t many[40 * WIRE_HEADER_BYTES];
@@ -201,7 +210,7 @@ Test(conn, gives_descriptors_to_their_frame_and_to_no_other)
 
     begin();
     join_client(&c);
-    before = count_fds(0);
+    before = fds_now();
     cr_assert(raw_send(&c, WIRE_PING, 1, NULL, 0, NULL, 0));
     cr_assert(raw_send(&c, WIRE_HEALTH, 2, NULL, 0, (int[]){fd, fd}, 2));
     cr_assert(raw_send(&c, WIRE_HEALTH, 3, NULL, 0, NULL, 0));
@@ -214,7 +223,7 @@ Test(conn, gives_descriptors_to_their_frame_and_to_no_other)
             cr_assert_eq(close(f.fds[i]), 0);
     }
     cr_assert_eq(h.core.n_fds, 2);
-    cr_assert_eq(count_fds(0), before);
+    cr_assert_eq(fds_now(), before);
     raw_close(&c);
     end();
     (void)close(fd);
@@ -238,9 +247,9 @@ Test(conn, closes_descriptors_that_no_frame_claims)
         raw_close(&c);
         cr_assert(loop_until(&h.loop, is_gone, NULL, 5000));
         if (i == 1)
-            before = count_fds(0);
+            before = fds_now();
     }
-    cr_assert_eq(count_fds(0), before);
+    cr_assert_eq(fds_now(), before);
     end();
     (void)close(fd);
 }
@@ -255,18 +264,87 @@ Test(conn, drops_a_client_that_sends_more_descriptors_than_a_frame_may_have)
     begin();
     join_client(&other);
     join_client(&c);
-    before = count_fds(0);
+    before = fds_now();
     for (unsigned i = 0; i < 100; i++)
         fds[i] = STDERR_FILENO;
     wire_header_encode(&(wire_header){.op = WIRE_PING, .n_fds = 64}, head);
     cr_assert(raw_write(&c, head, sizeof head, fds, 100));
     cr_assert(loop_until(&h.loop, has_ended, &c, 5000));
-    cr_assert_eq(count_fds(0), before - 1, "the connection's own descriptor is gone, and no other came");
+    cr_assert_eq(fds_now(), before - 1, "the connection's own descriptor is gone, and no other came");
     cr_assert(raw_send(&other, WIRE_PING, 2, NULL, 0, NULL, 0));
     expect(&other, WIRE_PING, 2);
     raw_close(&c);
     raw_close(&other);
     end();
+}
+
+/* What a client with a socket like this in its hands may do with it; then another one must be answered as ever. */
+static void nobody_waits_for(void (*act)(raw_client *bad, int fd))
+{
+    raw_client bad, good;
+    lingering l;
+    uint64_t began;
+
+    begin();
+    join_client(&good);
+    join_client(&bad);
+    lingering_open(&l, 8);
+    began = raw_now_ms();
+    act(&bad, l.fd);
+    (void)close(l.fd);
+    for (unsigned i = 0; i < 5; i++)
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    cr_assert(raw_send(&good, WIRE_PING, 2, NULL, 0, NULL, 0));
+    expect(&good, WIRE_PING, 2);
+    cr_assert_lt(raw_now_ms() - began, 3000, "the loop stood still for the close of a client's socket");
+    raw_close(&bad);
+    raw_close(&good);
+    end();
+    lingering_end(&l);
+    cr_assert(disposal_wait(3000));
+}
+
+static void send_unclaimed(raw_client *bad, int fd)
+{
+    uint8_t head[WIRE_HEADER_BYTES];
+
+    wire_header_encode(&(wire_header){.op = WIRE_PING, .id = 2}, head);
+    cr_assert(raw_write(bad, head, sizeof head, &fd, 1));
+}
+
+static void send_too_many(raw_client *bad, int fd)
+{
+    uint8_t head[WIRE_HEADER_BYTES];
+    int fds[200];
+
+    for (unsigned i = 0; i < 200; i++)
+        fds[i] = i < 199 ? STDERR_FILENO : fd;
+    wire_header_encode(&(wire_header){.op = WIRE_PING, .id = 2, .n_fds = 64}, head);
+    cr_assert(raw_write(bad, head, sizeof head, fds, 200));
+}
+
+/* Behind bytes that make the daemon close the connection: nobody will ever read it. */
+static void send_behind_garbage(raw_client *bad, int fd)
+{
+    static const uint8_t garbage[WIRE_HEADER_BYTES] = "GET / HTTP/1.1";
+
+    cr_assert(raw_write(bad, garbage, sizeof garbage, (int[]){STDERR_FILENO}, 1));
+    cr_assert(raw_write(bad, garbage, 1, &fd, 1));
+}
+
+Test(conn, does_not_wait_for_the_close_of_a_descriptor_that_no_frame_claims)
+{
+    nobody_waits_for(send_unclaimed);
+}
+
+Test(conn, does_not_wait_for_the_close_of_descriptors_that_are_too_many)
+{
+    nobody_waits_for(send_too_many);
+}
+
+Test(conn, does_not_wait_for_the_close_of_a_descriptor_that_nobody_reads)
+{
+    nobody_waits_for(send_behind_garbage);
 }
 
 Test(conn, drops_only_the_client_that_sent_garbage)
@@ -464,6 +542,47 @@ Test(conn, stops_reading_who_has_more_than_an_equal_part_of_what_all_leave_unrea
         cr_assert_eq(f.head.id, i);
     }
     cr_assert_eq(h.host.n_dropped, 0);
+    cr_assert_eq(h.host.out_bytes, 0);
+    raw_close(&other);
+    raw_close(&c);
+    end();
+}
+
+/* Symptom: 200 clients that sent PINGs and read nothing made 184 MB of replies under limits.memory_bytes of 16 MiB: a reply of 40
+ * bytes takes ten times that. */
+Test(conn, counts_what_unread_replies_take_not_what_they_say)
+{
+    uint32_t sent = 0, before;
+    size_t unsent;
+    int in_socket;
+    raw_client c, other;
+    const peer *p;
+    frame f;
+
+    begin();
+    h.config.memory_bytes = 16384;
+    join_client(&other);
+    join_client(&c);
+    before = h.core.n_requests;
+    p = h.core.peers; /* the latest */
+    cr_assert(!p->ops->is_behind(p->ud));
+    (void)fcntl(c.fd, F_SETFL, O_NONBLOCK);
+    while (raw_send(&c, WIRE_PING, sent, NULL, 0, NULL, 0)) {
+        sent++;
+        for (int i = 0; i < 2; i++)
+            (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    }
+    cr_assert_eq(ioctl(c.fd, FIONREAD, &in_socket), 0);
+    unsent = h.core.n_requests - before - (size_t)in_socket / WIRE_HEADER_BYTES;
+    cr_assert_gt(unsent, 0);
+    cr_assert_geq(h.host.out_bytes, unsent * (sizeof(reply) + WIRE_HEADER_BYTES));
+    cr_assert_leq(h.host.out_bytes, 16384 + sizeof(reply) + WIRE_HEADER_BYTES);
+    cr_assert(p->ops->is_behind(p->ud), "events would be left out");
+    (void)fcntl(c.fd, F_SETFL, 0);
+    for (unsigned i = 0; i < sent; i++) {
+        cr_assert(recv_frame(&c, &f), "reply %u: the pause is over once it reads", i);
+        cr_assert_eq(f.head.id, i);
+    }
     cr_assert_eq(h.host.out_bytes, 0);
     raw_close(&other);
     raw_close(&c);
@@ -704,7 +823,7 @@ Test(conn, survives_clients_that_leave_with_replies_unread)
     unsigned before;
 
     begin();
-    before = count_fds(0);
+    before = fds_now();
     for (unsigned i = 0; i < 2000; i++) {
         raw_client c;
 
@@ -718,7 +837,7 @@ Test(conn, survives_clients_that_leave_with_replies_unread)
     }
     cr_assert(loop_until(&h.loop, is_gone, NULL, 5000));
     cr_assert_eq(h.core.n_gone, 2000);
-    cr_assert_eq(count_fds(0), before);
+    cr_assert_eq(fds_now(), before);
     end();
 }
 

@@ -8,15 +8,18 @@
 #include <unistd.h>
 
 #include "config/json.h"
+#include "daemon/disposal.h"
 #include "daemon/metrics.h"
 
 /* ---- the daemon ---- */
 
 int fx_count_fds(void)
 {
-    DIR *d = opendir("/proc/self/fd");
+    DIR *d;
     int n = 0;
 
+    cr_assert(disposal_wait(5000));
+    d = opendir("/proc/self/fd");
     while (readdir(d))
         n++;
     closedir(d);
@@ -174,12 +177,19 @@ static size_t on_out_bytes(const void *ud)
     return ((const fx_client *)ud)->out_bytes;
 }
 
+static bool on_is_behind(const void *ud)
+{
+    const fx_client *c = ud;
+
+    return c->out_bytes >= (uint64_t)c->f->cfg.out_high_bytes;
+}
+
 static void on_closed(void *ud)
 {
     ((fx_client *)ud)->closed = true;
 }
 
-static const peer_ops ops = {on_send, on_out_bytes, on_closed};
+static const peer_ops ops = {on_send, on_out_bytes, on_is_behind, on_closed};
 
 static void connect_as(fx_client *c, fx *f, const peer_info *info)
 {

@@ -114,9 +114,11 @@ void fake_reply_fds(fake_conn *c, const frame *q, const void *payload, size_t le
 
 static void serve_hello(fake *f, fake_conn *c, const frame *q)
 {
-    uint8_t body[WIRE_hello_rep_BYTES];
+    uint8_t body[WIRE_hello_rep_BYTES + WIRE_hello_devices_BYTES + WIRE_MAX_DEVICES * WIRE_device_entry_BYTES];
     wire_out o = {.base = body, .cap = sizeof body};
+    wire_hello_devices d = {.n_devices = f->n_uuids};
     wire_hello_rep v = {.version = 1,
+                        .features = f->n_uuids > 0 ? WIRE_FEATURE_DEVICES : 0,
                         .n_counters = WIRE_COUNTERS,
                         .conn_id = 7,
                         .max_body = 1 << 20,
@@ -134,6 +136,14 @@ static void serve_hello(fake *f, fake_conn *c, const frame *q)
         die("mmap");
     f->last_page = c->counters;
     wire_put_hello_rep(&o, &v);
+    if (f->n_uuids > 0)
+        wire_put_hello_devices(&o, &d);
+    for (uint32_t i = 0; i < f->n_uuids; i++) {
+        wire_device_entry e;
+
+        memcpy(e.uuid, f->uuids[i], sizeof e.uuid);
+        wire_put_device_entry(&o, &e);
+    }
     fake_reply_fds(c, q, body, o.len, &fd, 1);
     (void)close(fd);
 }

@@ -37,6 +37,8 @@ struct fake {
     uint8_t boot;                               /* first byte of the boot id; + 1 with each start */
     uint32_t credit_requests, control_requests; /* 0: 64 and 8 */
     uint64_t credit_bytes;                      /* 0: 2^40 */
+    uint32_t n_uuids;                           /* 0: HELLO lists no devices */
+    uint8_t uuids[WIRE_MAX_DEVICES][16];
     uint32_t next_ns, next_region;
     uint8_t *last_page;         /* counters of the last connection that said HELLO */
     atomic_bool stopping, deaf; /* deaf: reads nothing */

@@ -197,6 +197,26 @@ static kvs_status open_none(void *ud, device **ret, kvs_err *err)
     return kvs_fail(err, KVS_E_UNSUPPORTED, "no device: %s", (const char *)ud);
 }
 
+static kvs_status open_and_think_better_of_it(void *ud, device **ret, kvs_err *err)
+{
+    kvs_status s = device_cpu_open(ret, err);
+
+    (void)ud;
+    (*ret)->ops->close(*ret);
+    return s == KVS_OK ? kvs_fail(err, KVS_E_CONFIG, "folder: not for us") : s;
+}
+
+Test(calibrate, closes_no_device_that_it_was_not_given)
+{
+    calibrate_plan p = plan();
+    copy_table t;
+    kvs_err err = {0};
+
+    p.open = open_and_think_better_of_it;
+    cr_assert_eq(calibrate_measure(&p, &t, &err), KVS_E_CONFIG);
+    cr_assert_str_eq(err.msg, "folder: not for us");
+}
+
 Test(calibrate, says_why_there_is_no_device)
 {
     char why[] = "not today";

@@ -908,6 +908,29 @@ static bool refuse_regions(fake *f, fake_conn *c, frame *q)
     return true;
 }
 
+/* 1.0 to 1.5 s. */
+Test(client, pauses_once_before_it_connects_again)
+{
+    fake f;
+    kvs_options o;
+    kvs_client *c;
+    int64_t begin;
+
+    fake_init(&f);
+    fake_start(&f);
+    o = options(&f);
+    o.backoff_min_ms = 1000;
+    o.backoff_max_ms = 20000;
+    OK(kvs_connect(&c, &o, &err));
+    begin = now_ms();
+    fake_stop(&f);
+    fake_start(&f);
+    OK(kvs_wait_up(c, 1, 0, &err));
+    cr_assert_geq(now_ms() - begin, 990);
+    cr_assert_lt(now_ms() - begin, 1900, "%d ms", (int)(now_ms() - begin));
+    finish(&f, c);
+}
+
 Test(client, calls_a_region_stale_that_the_new_daemon_refuses)
 {
     kvs_slot slot;
@@ -1271,6 +1294,126 @@ Test(client, settles_only_when_the_hardware_has_stopped)
     await_count(&l.held, 1);
     OK(kvs_ping(c, 0, &err));
     OK(kvs_settle(c, 0, &err));
+    finish(&f, c);
+}
+
+/* The same of a STORE whose caller wants no results. */
+static bool store_runs_on(fake *f, fake_conn *c, frame *q)
+{
+    uint8_t body[64] = {0};
+    wire_out o = {.base = body, .cap = sizeof body};
+    wire_key_rep v = {1, 0};
+
+    if (q->head.op != WIRE_STORE)
+        return copy_runs_on(f, c, q);
+    wire_put_key_rep(&o, &v);
+    wire_put_u32(&o, KVS_E_BUSY);
+    fake_reply(c, q, KVS_E_DEADLINE, body, 16);
+    return true;
+}
+
+Test(client, settles_a_store_without_results_only_when_the_hardware_has_stopped)
+{
+    late l = {.op = WIRE_CANCEL};
+    uint8_t key[32] = {1};
+    kvs_slot slot = {3, 1};
+    kvs_store_args a = {.n = 1, .keys = key, .slots = &slot};
+    kvs_client *c;
+    fake f;
+
+    fake_init(&f);
+    f.hook = store_runs_on;
+    f.ud = &l;
+    fake_start(&f);
+    c = client_of(&f);
+    a.ns = ns_of(c, "m");
+    OK(kvs_region_create(a.ns, 0, 8, &a.region, 0, &err));
+    FAILS(KVS_E_DEADLINE, kvs_store(&a, 0, &err));
+    FAILS(KVS_E_DEADLINE, kvs_settle(c, 30, &err));
+    await_count(&l.held, 1);
+    OK(kvs_ping(c, 0, &err));
+    OK(kvs_settle(c, 0, &err));
+    finish(&f, c);
+}
+
+/* Holds LOAD and REGION_CLOSE until a PING comes, and answers then. */
+typedef struct slow {
+    frame load, close;
+    bool has_load, has_close;
+} slow;
+
+static bool slow_hook(fake *f, fake_conn *c, frame *q)
+{
+    slow *x = f->ud;
+
+    if (q->head.op == WIRE_LOAD) {
+        x->load = *q;
+        x->has_load = true;
+        return true;
+    }
+    if (q->head.op == WIRE_REGION_CLOSE && !x->has_close) {
+        x->close = *q;
+        return x->has_close = true;
+    }
+    if (q->head.op == WIRE_PING && x->has_load) {
+        uint8_t body[64];
+        wire_out o = {.base = body, .cap = sizeof body};
+        wire_load_rep v = {1, 1};
+        wire_load_result one = {KVS_OK, WIRE_LOADED_SHARED, 3, 1};
+
+        wire_put_load_rep(&o, &v);
+        wire_put_load_result(&o, &one);
+        fake_reply(c, &x->load, KVS_OK, body, o.len);
+        x->has_load = false;
+    }
+    return false;
+}
+
+/* The reply is written to the region's table of slots. */
+Test(client, keeps_a_region_whose_close_timed_out_while_a_reply_may_speak_of_it)
+{
+    slow x = {.has_close = false};
+    uint8_t key[32] = {1};
+    kvs_load_result result;
+    kvs_load_args a = {.n = 1, .keys = key, .results = &result};
+    kvs_region_info info;
+    kvs_request *r;
+    kvs_client *c;
+    fake f;
+
+    fake_init(&f);
+    f.hook = slow_hook;
+    f.ud = &x;
+    fake_start(&f);
+    c = client_of(&f);
+    a.ns = ns_of(c, "m");
+    OK(kvs_region_create(a.ns, 0, 8, &a.region, 0, &err));
+    OK(kvs_submit_load(&a, &r, 0, &err));
+    FAILS(KVS_E_BUSY, kvs_region_close(a.region, 30, &err));
+    OK(kvs_ping(c, 0, &err));
+    OK(kvs_wait(r, 0, &err));
+    OK(kvs_request_end(r, &err));
+    kvs_region_get(a.region, &info);
+    cr_assert_eq(info.n_slots, 8);
+    OK(kvs_region_close(a.region, 0, &err));
+    finish(&f, c);
+}
+
+Test(client, tells_the_daemon_of_a_closed_region_in_the_end_if_not_in_time)
+{
+    slow x = {.has_close = false};
+    kvs_region *region;
+    kvs_client *c;
+    fake f;
+
+    fake_init(&f);
+    f.hook = slow_hook;
+    f.ud = &x;
+    fake_start(&f);
+    c = client_of(&f);
+    OK(kvs_region_create(ns_of(c, "m"), 0, 8, &region, 0, &err));
+    FAILS(KVS_E_DEADLINE, kvs_region_close(region, 30, &err));
+    await_count(&f.ops[WIRE_REGION_CLOSE], 2); /* the first one may have been cancelled */
     finish(&f, c);
 }
 

@@ -8,10 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "proto/client/kvstride_pack.h"
+#include "proto/client/internal.h"
 #include "tests/fake/fake_cuda.h"
 #include "tests/support/fake_daemon.h"
 #include "tests/support/random.h"
@@ -44,6 +45,9 @@ static void check(kvs_status s, kvs_status want, const char *what)
 static struct {
     void (*fail)(const char *call, uint32_t n, int code);
     uint32_t (*calls)(const char *call);
+    void (*stall)(const char *call, atomic_int *gate);
+    void (*gpus)(int n, int home);
+    uint32_t (*contexts)(int gpu);
     void *(*memory)(uint64_t bytes);
     void (*memory_free)(void *p);
     void *(*stream)(void);
@@ -76,6 +80,9 @@ static bool load_driver(void)
         return false;
     find(lib, "fake_cuda_fail", &gpu.fail);
     find(lib, "fake_cuda_calls", &gpu.calls);
+    find(lib, "fake_cuda_stall", &gpu.stall);
+    find(lib, "fake_cuda_gpus", &gpu.gpus);
+    find(lib, "fake_cuda_contexts", &gpu.contexts);
     find(lib, "fake_cuda_memory", &gpu.memory);
     find(lib, "fake_cuda_memory_free", &gpu.memory_free);
     find(lib, "fake_cuda_stream", &gpu.stream);
@@ -187,20 +194,20 @@ static void keep_blocks(fake *f, fake_conn *c, frame *q)
     wire_in in = {.base = q->body, .len = q->head.body_len};
     wire_store_req v;
     const uint8_t *keys, *slots;
-    bool due;
+    bool reached;
 
     wire_get_store_req(&in, &v);
     keys = wire_get_array(&in, v.n, 32);
     slots = wire_get_array(&in, v.n, WIRE_slot_ref_BYTES);
     if (!await_gate(f))
         return;
-    due = await_counter(c, v.after_counter, v.after_value);
-    wire_put_key_rep(&o, &(wire_key_rep){v.n, due ? v.n : 0});
+    reached = await_counter(c, v.after_counter, v.after_value);
+    wire_put_key_rep(&o, &(wire_key_rep){v.n, reached ? v.n : 0});
     for (uint32_t i = 0; i < v.n; i++) {
         uint8_t *slot = vault.slots[(v.region - 1) % 16] + wire_at_u32(slots, 2 * (size_t)i) * vault.slot_bytes;
 
-        wire_put_u32(&o, due ? KVS_OK : KVS_E_DEADLINE);
-        if (!due || find_key(keys + (size_t)i * 32) >= 0 || vault.n_kept == KEEP)
+        wire_put_u32(&o, reached ? KVS_OK : KVS_E_DEADLINE);
+        if (!reached || find_key(keys + (size_t)i * 32) >= 0 || vault.n_kept == KEEP)
             continue;
         memcpy(vault.kept[vault.n_kept].key, keys + (size_t)i * 32, 32);
         vault.kept[vault.n_kept].bytes = malloc(vault.slot_bytes);
@@ -209,7 +216,7 @@ static void keep_blocks(fake *f, fake_conn *c, frame *q)
     wire_put_pad8(&o);
     signal_counter(c, v.signal_counter, v.signal_value);
     atomic_fetch_add(&vault.stores, 1);
-    fake_reply(c, q, due ? KVS_OK : KVS_E_DEADLINE, body, o.len);
+    fake_reply(c, q, reached ? KVS_OK : KVS_E_DEADLINE, body, o.len);
 }
 
 static void bring_blocks(fake *f, fake_conn *c, frame *q)
@@ -617,14 +624,14 @@ Test(client_gpu, a_captured_stream_is_refused)
 /* ---- failures ---- */
 
 /* The n-th call fails: the chunk that it was for is not kept, those before it are, and the next request is well. */
-static void fail_store(engine *e, const char *call, uint32_t n, uint8_t id)
+static void fail_store(engine *e, const char *name, uint32_t n, uint8_t id)
 {
     kvs_pack_move m = move_of(e, id, 20);
     uint32_t good = 0;
 
     m.flags = KVS_PACK_NO_WAIT;
     fill_now(e, id);
-    gpu.fail(call, n, DEVICE);
+    gpu.fail(name, n, DEVICE);
     FAILS(KVS_E_DEVICE, run(e, &m, false));
     while (good < 20 && e->results[good] == KVS_OK)
         good++;
@@ -1088,5 +1095,257 @@ Test(client_gpu, streams_have_counters_of_their_own)
     OK(kvs_stream_signal(b, &second, &err));
     cr_assert_eq(first.counter, COUNTER + ENTRIES);
     cr_assert_eq(second.value, first.value + 1, "its numbers go on");
+    end(&e);
+}
+
+/* ---- other GPUs, other handles, other processes ---- */
+
+static void *map_it(void *region)
+{
+    kvs_err own = {0};
+    uint64_t bytes = 0;
+    void *base;
+
+    (void)kvs_region_map(region, &base, &bytes, &own);
+    return (void *)(uintptr_t)bytes;
+}
+
+/* A driver may wait for a stream that waits for a counter of this handle: whoever holds its lock meanwhile waits for itself. */
+Test(client_gpu, a_driver_that_stands_still_while_a_region_is_mapped_holds_nobody_up, .timeout = 20)
+{
+    static engine e;
+    atomic_int gate = 0;
+    kvs_region *region;
+    pthread_t thread;
+    void *bytes;
+
+    if (!begin(&e))
+        return;
+    OK(kvs_region_create(e.ns, 0, 8, &region, 0, &err));
+    gpu.stall("cuMemSetAccess", &gate);
+    cr_assert_eq(pthread_create(&thread, NULL, map_it, region), 0);
+    while (gpu.calls("cuMemSetAccess") == 0)
+        nap_ms(1);
+    OK(kvs_ping(e.c, 0, &err));
+    cr_assert_eq(kvs_generation(e.c), 1);
+    gate = 1;
+    cr_assert_eq(pthread_join(thread, &bytes), 0);
+    cr_assert_eq((uintptr_t)bytes, 8 * vault.slot_bytes);
+    end(&e);
+}
+
+/* Rank 1 of several: its memory is on GPU 1, and GPU 0 is full of somebody else's. */
+Test(client_gpu, a_context_is_made_on_no_gpu_that_the_program_does_not_use)
+{
+    static engine e;
+    kvs_region *region;
+    uint64_t offset, bytes;
+    kvs_ipc handle;
+    void *base;
+
+    if (!begin(&e))
+        return;
+    gpu.gpus(2, 1);
+    OK(kvs_region_create(e.ns, 0, 8, &region, 0, &err));
+    OK(kvs_region_map(region, &base, &bytes, &err));
+    (void)kvs_ipc_of(e.tensors[0].base, &handle, &offset, &bytes, &err);
+    OK(kvs_region_close(region, 0, &err));
+    cr_assert_gt(gpu.contexts(1), 0);
+    cr_assert_eq(gpu.contexts(0), 0, "%u times", gpu.contexts(0));
+    gpu.gpus(1, 0);
+    end(&e);
+}
+
+/* Its kernel would run on GPU 0 and touch memory that only GPU 1 may. */
+Test(client_gpu, a_pack_uses_no_slots_that_a_new_daemon_has_put_on_another_gpu)
+{
+    static engine e;
+    uint32_t launched;
+    kvs_pack_move m;
+
+    if (!begin_pack(&e))
+        return;
+    m = move_of(&e, 1, 4);
+    OK(run(&e, &m, false));
+    fake_stop(&e.f);
+    gpu.gpus(2, 1);
+    fake_start(&e.f);
+    OK(kvs_wait_up(e.c, 1, 0, &err));
+    launched = gpu.calls("cuLaunchKernel");
+    FAILS(KVS_E_STALE, run(&e, &m, false));
+    FAILS(KVS_E_STALE, run(&e, &m, true));
+    cr_assert_eq(gpu.calls("cuLaunchKernel"), launched);
+    gpu.gpus(2, 0);
+    m = move_of(&e, 2, 4);
+    OK(run(&e, &m, false));
+    end(&e);
+}
+
+/* The daemon's numbers are others in each life: it is the UUID that stays. */
+static bool devices_hook(fake *f, fake_conn *c, frame *q)
+{
+    wire_region_create_req a;
+    wire_in in = {.base = q->body, .len = q->head.body_len};
+
+    if (q->head.op == WIRE_REGION_CREATE) {
+        wire_get_region_create_req(&in, &a);
+        if (f->uuids[a.device][0] != 0xa1) {
+            fake_reply(c, q, KVS_E_RANGE, NULL, 0);
+            return true;
+        }
+    }
+    return bank_hook(f, c, q);
+}
+
+Test(client_gpu, a_pack_finds_its_device_again_by_its_uuid)
+{
+    static engine e;
+    kvs_pack_args a;
+    kvs_pack_move m;
+
+    if (!begin(&e))
+        return;
+    fake_stop(&e.f);
+    e.f.hook = devices_hook;
+    e.f.n_uuids = 2;
+    e.f.uuids[0][0] = 0xa1;
+    e.f.uuids[1][0] = 0xb2;
+    fake_start(&e.f);
+    OK(kvs_wait_up(e.c, 1, 0, &err));
+    a = args_of(&e);
+    OK(kvs_pack_open(e.c, &a, &e.pack, 0, &err));
+    fake_stop(&e.f);
+    e.f.uuids[0][0] = 0xb2;
+    e.f.uuids[1][0] = 0xa1;
+    fake_start(&e.f);
+    OK(kvs_wait_up(e.c, 2, 0, &err));
+    m = move_of(&e, 1, 4);
+    OK(run(&e, &m, false));
+    fake_stop(&e.f);
+    e.f.n_uuids = 1;
+    fake_start(&e.f);
+    OK(kvs_wait_up(e.c, 3, 0, &err));
+    m = move_of(&e, 2, 4);
+    FAILS(KVS_E_NOT_FOUND, run(&e, &m, false));
+    end(&e);
+}
+
+/* Its counters are of another page: what it waits for nobody would ever raise. */
+Test(client_gpu, a_pack_refuses_a_stream_of_another_handle)
+{
+    static engine e;
+    kvs_options o = KVS_OPTIONS_INIT;
+    kvs_stream *foreign;
+    kvs_client *other;
+    kvs_pack_move m;
+
+    if (!begin_pack(&e))
+        return;
+    o.path = e.f.path;
+    OK(kvs_connect(&other, &o, &err));
+    OK(kvs_stream_open(other, e.stream, 0, 2, &foreign, &err));
+    m = move_of(&e, 1, 2);
+    OK(run(&e, &m, false));
+    m.stream = foreign;
+    FAILS(KVS_E_INVALID, run(&e, &m, true));
+    FAILS(KVS_E_INVALID, run(&e, &m, false));
+    drain(&e);
+    kvs_close(other);
+    end(&e);
+}
+
+/* The mark behind the copy is on the page of a connection that is gone: no other one's counter ever reaches it. */
+Test(client_gpu, a_chunk_is_sent_on_no_other_connection_than_its_mark_is_of, .timeout = 20)
+{
+    static engine e;
+    atomic_int gate = 0;
+    kvs_pack_move m;
+    kvs_request *r;
+    uint32_t before;
+
+    if (!begin_pack(&e))
+        return;
+    m = move_of(&e, 1, 2);
+    before = gpu.calls("cuStreamWriteValue64_v2");
+    gpu.stall("cuStreamWriteValue64_v2", &gate);
+    OK(kvs_pack_store(e.pack, &m, &r, 0, &err));
+    while (gpu.calls("cuStreamWriteValue64_v2") == before)
+        nap_ms(1);
+    fake_stop(&e.f);
+    fake_start(&e.f);
+    OK(kvs_wait_up(e.c, 1, 0, &err));
+    atomic_store(&e.f.ops[WIRE_STORE], 0);
+    gate = 1;
+    FAILS(KVS_E_AWAY, finish(r));
+    cr_assert_eq(atomic_load(&e.f.ops[WIRE_STORE]), 0);
+    m = move_of(&e, 2, 2);
+    OK(run(&e, &m, false));
+    end(&e);
+}
+
+/* Returns where it went wrong, or 0. */
+static int try_all_in_child(engine *e, kvs_region *region)
+{
+    uint32_t pushed = gpu.calls("cuCtxPushCurrent_v2"), settled = gpu.calls("cuDevicePrimaryCtxGetState");
+    kvs_slot slot = {0, 1};
+    kvs_load_result loaded;
+    kvs_status stored;
+    kvs_load_args load = {
+        .ns = e->ns, .region = region, .n = 1, .keys = e->keys[0], .slots = &slot, .results = &loaded};
+    kvs_store_args store = {
+        .ns = e->ns, .region = region, .n = 1, .keys = e->keys[0], .slots = &slot, .results = &stored};
+    kvs_namespace desc = {.model = "m", .tokens_per_block = TOKENS, .n_planes = PLANES, .planes = e->planes};
+    kvs_region_info info;
+    kvs_pack_move m = move_of(e, 1, 1);
+    kvs_request *r;
+    kvs_ns *ns;
+    kvs_server v;
+    void *base;
+
+    (void)alarm(10); /* whoever waits for a lock here waits for ever */
+    kvs_server_get(e->c, &v);
+    kvs_region_get(region, &info);
+    if (v.up || kvs_generation(e->c) != 0 || info.n_slots != 8)
+        return 1;
+    if (kvs_device_find(e->c, v.boot_id, &v.version, NULL) != KVS_E_STATE)
+        return 2;
+    if (kvs_open(e->c, &desc, &ns, 0, NULL) != KVS_E_STATE || kvs_open_id(e->c, 1, &ns, NULL) != KVS_E_STATE)
+        return 3;
+    if (kvs_region_map(region, &base, NULL, NULL) != KVS_E_STATE)
+        return 4;
+    if (kvs_load(&load, 0, NULL) != KVS_E_STATE || kvs_store(&store, 0, NULL) != KVS_E_STATE ||
+        kvs_slot_drop(region, &slot, 1, NULL, NULL, 0, NULL) != KVS_E_STATE)
+        return 5;
+    if (kvs_pack_store(e->pack, &m, &r, 0, NULL) != KVS_E_STATE || kvs_region_close(region, 0, NULL) != KVS_E_STATE)
+        return 6;
+    kvs_close(e->c);
+    if (gpu.calls("cuCtxPushCurrent_v2") != pushed || gpu.calls("cuDevicePrimaryCtxGetState") != settled)
+        return 7;
+    return 0;
+}
+
+/* Another thread has the handle's lock at the moment of fork, and is not there afterwards. */
+Test(client_gpu, a_child_of_fork_waits_for_nobody_and_calls_no_driver, .timeout = 30)
+{
+    static engine e;
+    kvs_region *region;
+    uint64_t bytes;
+    void *base;
+    int status;
+    pid_t pid;
+
+    if (!begin_pack(&e))
+        return;
+    OK(kvs_region_create(e.ns, 0, 8, &region, 0, &err));
+    OK(kvs_region_map(region, &base, &bytes, &err));
+    (void)pthread_mutex_lock(&e.c->mu);
+    pid = fork();
+    if (pid == 0)
+        _exit(try_all_in_child(&e, region));
+    (void)pthread_mutex_unlock(&e.c->mu);
+    cr_assert_gt(pid, 0);
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert(WIFEXITED(status), "signal %d", WTERMSIG(status));
+    cr_assert_eq(WEXITSTATUS(status), 0, "%d", WEXITSTATUS(status));
     end(&e);
 }

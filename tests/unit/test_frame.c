@@ -486,3 +486,32 @@ Test(frame, refuses_more_bytes_than_it_offered)
     cr_assert_eq(frame_got(&r, frame_want(&r).len + 1, NULL, 0, NULL), KVS_E_LIMIT);
     frame_reader_fini(&r);
 }
+
+/* Symptom: 200 clients that had once sent a frame of 1 MiB held 200 MB while they were idle. */
+Test(frame, gives_a_large_frames_memory_back_once_it_is_taken)
+{
+    frame_reader r;
+    frame f;
+
+    add_frame(&in, 1, 60000, 0, 0);
+    frame_reader_init(&r, BODY_MAX);
+    for (size_t at = 0; at < in.len;) {
+        frame_span want = frame_want(&r);
+        size_t n = want.len < in.len - at ? want.len : in.len - at;
+
+        memcpy(want.base, in.bytes + at, n);
+        at += n;
+        cr_assert_eq(frame_got(&r, n, NULL, 0, NULL), KVS_OK);
+        frame_reader_rest(&r); /* not while it is unfinished, nor before it is taken */
+        cr_assert_eq(frame_is_partial(&r), at < in.len);
+    }
+    cr_assert(frame_next(&r, &f, NULL));
+    cr_assert_eq(f.head.body_len, 60000);
+    cr_assert_geq(r.cap, 60000);
+    frame_reader_rest(&r);
+    cr_assert_eq(r.cap, 0);
+    memcpy(frame_want(&r).base, in.bytes, 40); /* and goes on as ever */
+    cr_assert_eq(frame_got(&r, 40, NULL, 0, NULL), KVS_OK);
+    cr_assert(frame_is_partial(&r));
+    frame_reader_fini(&r);
+}

@@ -182,6 +182,34 @@ Test(op_cache, a_second_store_is_told_exists_and_may_keep_the_slot)
 }
 
 /* Symptom: a reset said done, and a kept copy on the device was still served. */
+/* Symptom: the slot was shared under the STORE's key, and then the LOAD wrote another block into it. */
+Test(op_cache, a_slot_that_is_still_to_be_loaded_into_is_not_kept)
+{
+    world w;
+    wire_load_result r;
+    fx_move load, store;
+    fx_answer a;
+    uint64_t id;
+
+    start(&w, 0, 4);
+    cr_assert_eq(store_keys(&w, 1, 1, 0, NULL), KVS_OK);
+    load = (fx_move){
+        .ns = w.ns, .region = w.g.id, .n = 1, .first = 1, .slots = w.slots, .after_counter = 1, .after_value = 1};
+    id = fx_send(&w.c, WIRE_LOAD, fx_load_body(&load));
+    fx_fill(&w.g, w.slots[0].slot, 2);
+    store = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 2, .slots = w.slots, .flags = WIRE_STORE_KEEP};
+    cr_assert_eq(fx_store(&w.c, &store, NULL), KVS_OK);
+    fx_raise(&w.c, 0, 1);
+    a = fx_wait(&w.c, id);
+    cr_assert_eq(a.status, KVS_OK);
+    fx_done(&a);
+    load = (fx_move){.ns = w.ns, .region = w.g.id, .n = 1, .first = 2};
+    cr_assert_eq(fx_load(&w.c, &load, &r), KVS_OK);
+    cr_assert(fx_holds(&w.g, r.slot, 2), "key 2 has the bytes of another");
+    drop_slots(&w, w.slots, 1);
+    stop(&w);
+}
+
 Test(op_cache, a_reset_reaches_blocks_that_are_kept_on_the_device)
 {
     world w;

@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "proto/backend.h"
 #include "tests/support/random.h"
@@ -117,6 +118,29 @@ Test(region, a_slot_in_use_by_a_job_is_freed_when_the_job_is_back)
     region_destroy(g);
 }
 
+Test(region, a_slot_that_was_not_named_yet_is_nobodys)
+{
+    region *g = make(1);
+    region_seat *s = sit(g);
+    uint32_t slot, gen;
+
+    cr_assert_eq(region_take_unnamed(s, &slot), KVS_OK);
+    cr_assert_eq(region_take_unnamed(s, &slot), KVS_E_NO_SPACE);
+    gen = g->slots[slot].gen;
+    cr_assert_eq(region_drop(s, slot, gen), KVS_E_STATE);
+    cr_assert_eq(region_may_load(s, slot, gen), KVS_E_STATE);
+    cr_assert_eq(region_may_store(s, slot, gen, true), KVS_E_STATE);
+    cr_assert_eq(region_may_write(s, slot), KVS_E_STATE);
+    cr_assert_eq(region_may_read(s, slot), KVS_E_STATE);
+    region_named(g, slot);
+    cr_assert_eq(region_may_read(s, slot), KVS_OK);
+    cr_assert_eq(region_drop(s, slot, gen), KVS_OK);
+    cr_assert_eq(region_take_unnamed(s, &slot), KVS_OK);
+    cr_assert(region_leave(s), "it goes with its seat all the same");
+    cr_assert_eq(region_available(g), 1);
+    region_destroy(g);
+}
+
 Test(region, a_suspect_slot_is_refused_until_it_rests)
 {
     region *g = make(1);
@@ -188,6 +212,31 @@ Test(region, readopted_slots_are_as_the_client_left_them)
     cr_assert_eq(region_check(g, NULL), KVS_OK);
     region_leave(a);
     region_leave(b);
+    region_destroy(g);
+}
+
+/* Keys are whatever a client likes: a common prefix, or one chosen to stand in the way of others.  Symptom: a re-offer of some
+ * ten thousand such slots stopped the daemon for minutes. */
+Test(region, keys_that_begin_alike_are_found_as_fast_as_others)
+{
+    enum { N = 1 << 17 };
+    region *g = make(N);
+    region_seat *s = sit(g);
+    wire_region_entry e = {.gen = 1, .flags = WIRE_ENTRY_SHARED};
+    clock_t began = clock();
+
+    for (uint32_t i = 0; i < N; i++) {
+        e.slot = i;
+        memcpy(e.key + 28, &i, sizeof i);
+        cr_assert_eq(region_readopt(s, &e), KVS_OK);
+        cr_assert_lt(clock() - began, 5 * CLOCKS_PER_SEC, "after %u of %d keys", i, (int)N);
+    }
+    for (uint32_t i = 0; i < N; i += 1000) {
+        memcpy(e.key + 28, &i, sizeof i);
+        cr_assert_eq(region_find(g, e.key), i);
+    }
+    cr_assert_eq(region_check(g, NULL), KVS_OK);
+    region_leave(s);
     region_destroy(g);
 }
 

@@ -3,8 +3,10 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/core.h"
@@ -294,7 +296,7 @@ Test(request, who_holds_more_than_an_equal_part_is_refused_more)
     fx_region g[2];
     wire_slot_ref slot[MOST + 1], other;
     fx_move m, n;
-    uint64_t id[MOST], one;
+    uint64_t id[MOST], one, each = 0;
     int in_flight = 0;
     fx_answer a;
 
@@ -312,11 +314,12 @@ Test(request, who_holds_more_than_an_equal_part_is_refused_more)
     fx_take(&greedy, &g[0], MOST + 1, slot);
     fx_take(&modest, &g[1], 1, &other);
     n.slots = &other;
-    while (f.core->request_bytes < 40000) {
+    while (f.core->request_bytes + each <= 40000) {
         cr_assert_lt(in_flight, MOST, "%llu bytes", (unsigned long long)f.core->request_bytes);
         m.first = (uint64_t)in_flight + 1;
         m.slots = &slot[in_flight];
         id[in_flight++] = fx_send(&greedy, WIRE_STORE, fx_store_body(&m));
+        each = f.core->request_bytes / (uint64_t)in_flight;
     }
     m.first = MOST + 1;
     m.slots = &slot[in_flight];
@@ -342,6 +345,147 @@ Test(request, who_holds_more_than_an_equal_part_is_refused_more)
     fx_unmap(&g[1]);
     fx_gone(&greedy);
     fx_gone(&modest);
+    fx_close(&f);
+}
+
+/* A LOAD of KEYS, of which one is there, that waits for `value`. */
+static uint64_t send_large_load(fx_client *c, const fx_region *g, uint32_t ns, uint64_t value)
+{
+    enum { KEYS = 100 };
+
+    return fx_send(c, WIRE_LOAD,
+                   fx_load_body(&(fx_move){
+                       .ns = ns, .region = g->id, .n = KEYS, .first = 1, .after_counter = 1, .after_value = value}));
+}
+
+/* Symptom: 200 clients with one LOAD of 20,000 keys each in flight, under limits.memory_bytes of 16 MiB: 560 MB.  The limit was
+ * looked at before a request had taken any memory, and never again. */
+Test(request, a_large_request_of_each_client_is_within_the_memory_too)
+{
+    enum { N = 12, MOST = 60000 };
+    fx f;
+    fx_client c[N];
+    fx_region g[N];
+    fx_move m = {.n = 1, .first = 1};
+    wire_slot_ref slot;
+    uint32_t n_busy = 0;
+
+    fx_config(&f);
+    f.cfg.memory_bytes = MOST;
+    fx_open(&f);
+    for (int i = 0; i < N; i++) {
+        fx_client_open(&c[i], &f);
+        m.ns = fx_ns(&c[i], "m");
+        g[i] = fx_slots(&c[i], m.ns, 2);
+    }
+    fx_take(&c[0], &g[0], 1, &slot);
+    m.region = g[0].id;
+    m.slots = &slot;
+    cr_assert_eq(fx_store(&c[0], &m, NULL), KVS_OK);
+    for (int i = 0; i < N; i++) {
+        uint64_t id = send_large_load(&c[i], &g[i], m.ns, 1);
+        fx_answer a;
+
+        cr_assert_leq(f.core->request_bytes, MOST, "%llu bytes", (unsigned long long)f.core->request_bytes);
+        if (!fx_has_reply(&c[i], id))
+            continue;
+        a = fx_wait(&c[i], id);
+        cr_assert_eq(a.status, KVS_E_BUSY, "%s", a.msg);
+        cr_assert_not_null(strstr(a.msg, "limits.memory_bytes: requests in flight hold "), "%s", a.msg);
+        fx_done(&a);
+        n_busy++;
+    }
+    cr_assert_gt(n_busy, 0);
+    cr_assert_lt(n_busy, N);
+    for (int i = 0; i < N; i++) {
+        fx_unmap(&g[i]);
+        fx_gone(&c[i]);
+    }
+    cr_assert_eq(f.core->request_bytes, 0, "%llu bytes", (unsigned long long)f.core->request_bytes);
+    fx_close(&f);
+}
+
+Test(request, one_that_could_never_have_its_memory_is_told_so)
+{
+    fx f;
+    fx_client c;
+    fx_region g;
+    uint32_t ns;
+    fx_answer a;
+
+    fx_config(&f);
+    f.cfg.memory_bytes = 10000;
+    fx_open(&f);
+    fx_client_open(&c, &f);
+    ns = fx_ns(&c, "m");
+    g = fx_slots(&c, ns, 2);
+    a = fx_wait(&c, send_large_load(&c, &g, ns, 1));
+    cr_assert_eq(a.status, KVS_E_LIMIT, "%s", a.msg);
+    cr_assert_not_null(strstr(a.msg, "limits.memory_bytes: the request takes "), "%s", a.msg);
+    fx_done(&a);
+    a = fx_call(&c, WIRE_LOOKUP, fx_keys_body(ns, 1, 12000)); /* its memory is the reply's */
+    cr_assert_eq(a.status, KVS_E_LIMIT, "%s", a.msg);
+    fx_done(&a);
+    cr_assert_eq(f.core->request_bytes, 0);
+    cr_assert_eq(fx_lookup(&c, ns, 1, 8000), 0);
+    fx_unmap(&g);
+    fx_gone(&c);
+    fx_close(&f);
+}
+
+/* What its end needs must not fail: the limit is for those that begin. */
+Test(request, the_memory_limit_is_for_requests_that_begin)
+{
+    fx f;
+    fx_client c;
+    frame begins = {0};
+    request r = {.row = op_find(WIRE_LOAD), .frame = &begins};
+
+    fx_config(&f);
+    f.cfg.memory_bytes = 10000;
+    fx_open(&f);
+    fx_client_open(&c, &f);
+    r.peer = c.peer;
+    cr_assert_null(request_alloc(&r, 2500, 4));
+    cr_assert_eq(r.lacked_bytes, 10000 + sizeof(request_chunk));
+    cr_assert_eq(f.core->request_bytes, 0);
+    r.frame = NULL;
+    cr_assert_not_null(request_alloc(&r, 2500, 4));
+    cr_assert_eq(f.core->request_bytes, r.held_bytes);
+    f.core->request_bytes -= r.held_bytes;
+    free(r.chunks);
+    fx_gone(&c);
+    fx_close(&f);
+}
+
+/* Symptom: refusals that nobody read kept the room that their answers would have needed. */
+Test(request, a_refusal_keeps_no_room_for_what_it_does_not_say)
+{
+    enum { KEYS = 5000 };
+    static wire_slot_ref nowhere[KEYS];
+    fx f;
+    fx_client c;
+    fx_region g;
+    fx_move m = {.n = KEYS, .slots = nowhere};
+    fx_answer a;
+
+    fx_config(&f);
+    fx_open(&f);
+    fx_client_open(&c, &f);
+    m.ns = fx_ns(&c, "m");
+    g = fx_slots(&c, m.ns, 2);
+    m.region = g.id;
+    a = fx_call(&c, WIRE_STORE, fx_store_body(&m));
+    cr_assert_neq(a.status, KVS_OK);
+    cr_assert_lt(a.reply->len, 400);
+    cr_assert_leq(a.reply->held, 2 * (sizeof(reply) + a.reply->len) + REPLY_SLACK_BYTES);
+    fx_done(&a);
+    a = fx_call(&c, WIRE_LOOKUP, fx_keys_body(m.ns, 1, KEYS)); /* what is said is there */
+    cr_assert_eq(a.status, KVS_OK);
+    cr_assert_geq(a.reply->held, sizeof(reply) + a.reply->len);
+    fx_done(&a);
+    fx_unmap(&g);
+    fx_gone(&c);
     fx_close(&f);
 }
 
@@ -477,6 +621,58 @@ Test(request, a_piece_that_cannot_be_registered_degrades_and_stores_find_no_spac
     cr_assert_eq(status, KVS_E_NO_SPACE);
     fx_unmap(&g);
     fx_gone(&c);
+    fx_close(&f);
+}
+
+static device_ops half_ops;
+static bool half_only;
+
+/* Registers all, or takes half of the memory and then finds that there is no more. */
+static kvs_status register_half(device *d, void *p, uint64_t bytes, kvs_err *err)
+{
+    (void)d;
+    memset(p, 1, half_only ? bytes / 2 : bytes);
+    return half_only ? kvs_fail(err, KVS_E_NO_SPACE, "no more memory") : KVS_OK;
+}
+
+/* What the arena takes, in KiB. */
+static long long arena_kib(const fx *f)
+{
+    struct stat st;
+
+    cr_assert_eq(fstat(pool_arena_fd(f->core->pool), &st), 0);
+    return (long long)st.st_blocks / 2;
+}
+
+/* Symptom: a piece that could not be made kept what it had got, so that others had nothing, and was never tried again. */
+Test(request, a_piece_that_cannot_be_made_gives_its_memory_back_and_a_reload_tries_again)
+{
+    fx f;
+    device *dev = NULL;
+
+    fx_config(&f);
+    f.cfg.pool_reserve_bytes = CONFIG_MIB(4);
+    f.fds_before = fx_count_fds();
+    sink_init(&f.sink);
+    cr_assert_eq(device_cpu_open(&dev, NULL), KVS_OK);
+    half_ops = *dev->ops;
+    half_ops.host_register = register_half;
+    dev->ops = &half_ops;
+    f.dev = dev;
+    cr_assert_eq(core_create(&f.core, &f.cfg, dev, sink_face(&f.sink), 0, NULL), KVS_OK);
+    fx_run(&f, 1);
+    cr_assert_eq(arena_kib(&f), 1024);
+    half_only = true;
+    f.cfg.pool_max_bytes = CONFIG_MIB(3);
+    core_configured(f.core);
+    fx_run(&f, 1);
+    cr_assert(f.core->grow_failed);
+    cr_assert_eq(arena_kib(&f), 1024);
+    half_only = false;
+    core_configured(f.core);
+    fx_run(&f, 1);
+    cr_assert(!f.core->grow_failed);
+    cr_assert_eq(arena_kib(&f), 3072);
     fx_close(&f);
 }
 

@@ -24,13 +24,17 @@ static kvs_status on_start(void *ud, kvs_err *err)
     return KVS_OK;
 }
 
+static bool kicks; /* each job, as if another one had been dropped meanwhile */
+
 static bool on_run(void *ud, job *j, bool shared, uint64_t *ret_bytes)
 {
     (void)ud;
     (void)shared;
-    *ret_bytes = 1;
     (void)j;
+    *ret_bytes = 1;
     n_run++;
+    if (kicks)
+        worker_kick(w);
     return true;
 }
 
@@ -115,4 +119,24 @@ Test(worker, takes_up_late_jobs_in_order_though_others_were_dropped, .timeout = 
     cr_assert_geq(n_run, N - n_dropped);
     cr_assert_gt(n_dropped, 0);
     cr_assert_lt(n_run, N);
+}
+
+/* Symptom: for each job that was dropped all others were looked at, before anybody had a turn. */
+Test(worker, goes_on_while_jobs_beside_very_many_are_dropped, .timeout = 120)
+{
+    enum { STUCK = 60000, TURNS = 10000 };
+    uint64_t began;
+
+    kicks = true;
+    for (uint32_t i = 0; i < STUCK; i++)
+        submit(i, 1);
+    began = thread_now_us();
+    for (uint32_t i = 0; i < TURNS; i++)
+        submit(STUCK + i, 0);
+    cr_assert(sink_run_until(&done, TURNS));
+    cr_assert_lt(thread_now_us() - began, 5000000);
+    cr_assert(job_drop(&jobs[7]), "and it is found all the same");
+    worker_kick(w);
+    cr_assert(sink_run_until(&done, TURNS + 1));
+    cr_assert_eq(jobs[7].status, KVS_E_CANCELLED);
 }

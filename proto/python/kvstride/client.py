@@ -11,6 +11,7 @@ silent (the connection is closed then), `WireError` for what breaks the protocol
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 import math
 import mmap
@@ -43,6 +44,7 @@ SECTIONS = {"summary": 0, "clients": 1, "leases": 2, "keys": 3, "namespaces": 4,
 """Sections of `Client.status`."""
 
 _SPACE = socket.CMSG_SPACE(wire.MAX_FDS * 4)
+_LATE_ROUNDS = 64
 
 
 class Hello(NamedTuple):
@@ -222,6 +224,7 @@ class Pending:
         self._until = until
         self._signals = signals
         self._frame: wire.Frame | None = None
+        self._forgotten = False  # nobody takes what the reply brings
 
     @property
     def done(self) -> bool:
@@ -430,12 +433,17 @@ class Client:
             Op.REGION_IMPORT, {"map": maps}, ns=opened.ns, device=device, n_slots=n_slots, memory=0, n_maps=len(maps),
             n_ipc=0,
         )
-        row = self._call(Op.REGION_IMPORT, body, deadline, fds=fds).row
         pages = [opened.slot_bytes] if len(maps) == 1 else [p.page_bytes for p in planes]
-        mine = [os.dup(fd) for fd in fds]
-        region = Region(
-            row.region, opened.ns, n_slots, opened.slot_bytes, row.bytes, row.token, mine, maps=maps, pages=pages
-        )
+        mine = _dup_all(fds)
+        try:
+            row = self._call(Op.REGION_IMPORT, body, deadline, fds=fds).row
+        except BaseException:
+            _close_all(mine)
+            raise
+        with self._unwanted(row.region):
+            region = Region(
+                row.region, opened.ns, n_slots, opened.slot_bytes, row.bytes, row.token, mine, maps=maps, pages=pages
+            )
         self._regions[region.number] = region
         return region
 
@@ -760,20 +768,38 @@ class Client:
 
     def _map_region(self, opened: Opened | None, answer: _Answer) -> Region:
         row, fds = answer.row, answer.fds
-        if len(fds) != row.n_pieces:
-            _close_all(fds)
-            raise WireError(f"region {row.region}: {len(fds)} descriptors of {row.n_pieces} pieces")
-        region = Region(
-            row.region, opened.ns if opened else NONE, row.n_slots, opened.slot_bytes if opened else 0, row.bytes,
-            row.token, fds, piece_bytes=row.piece_bytes, slot_stride=row.slot_stride,
-        )  # fmt: skip
+        with self._unwanted(row.region):
+            if len(fds) != row.n_pieces:
+                _close_all(fds)
+                raise WireError(f"region {row.region}: {len(fds)} descriptors of {row.n_pieces} pieces")
+            region = Region(
+                row.region, opened.ns if opened else NONE, row.n_slots, opened.slot_bytes if opened else 0, row.bytes,
+                row.token, fds, piece_bytes=row.piece_bytes, slot_stride=row.slot_stride,
+            )  # fmt: skip
         self._regions[region.number] = region
         return region
+
+    @contextlib.contextmanager
+    def _unwanted(self, number: int) -> Iterator[None]:
+        """A region that cannot be mapped here: the daemon must not keep memory for it that has no name."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(KvstrideError):
+                self._submit(Op.REGION_CLOSE, _pack(Op.REGION_CLOSE, region=number), deadline=None)
+            raise
 
     def _call(
         self, op: Op, body: bytes, deadline: float | None, *, fds: Sequence[int] = (), partial: bool = False
     ) -> _Answer:
-        return self._finish(self._submit(op, body, deadline=deadline, fds=fds), partial)
+        pending = self._submit(op, body, deadline=deadline, fds=fds)
+        try:
+            return self._finish(pending, partial)
+        except BaseException:  # interrupted: what comes later is nobody's
+            pending._forgotten = True
+            if pending._frame is not None:
+                _close_all(pending._frame.fds)
+            raise
 
     def _submit(
         self, op: Op, body: bytes, *, deadline: float | None, fds: Sequence[int] = (), signals: Sequence[int] = (),
@@ -797,10 +823,10 @@ class Client:
             until = time.monotonic() + wait + self._grace
         pending = Pending(self, op, self._next_id, until, [s for s in signals if s != NONE])
         frame = wire.pack_frame(op, pending.id, body, n_fds=len(fds), deadline_us=deadline_us)
+        mine = _dup_all(fds)  # ours until they are sent: the caller may close its own meanwhile
         self._next_id += 1
         self._pending[pending.id] = pending
-        # The descriptors are ours until they are sent: the caller may close its own meanwhile.
-        self._out.append((memoryview(frame), [os.dup(fd) for fd in fds]))
+        self._out.append((memoryview(frame), mine))
         self._pump(0.0, lambda: not self._out)
         return pending
 
@@ -830,6 +856,7 @@ class Client:
 
     def _pump(self, until: float, done: Any) -> None:
         """Send and receive until `done()` or the time is over. AwayError, WireError: the connection is lost."""
+        late = 0  # rounds behind that time: what has come by then is taken, however long more of it comes is not waited
         while not done():
             if self.closed:
                 raise self._lost or AwayError(self._why)
@@ -848,7 +875,11 @@ class Client:
                 self._lose(AwayError(self._gone(error)))
             except WireError as error:
                 self._lose(error)
-            if not ready and left <= 0:
+            except BaseException:  # KeyboardInterrupt, say: nobody knows what was sent or taken in
+                self._lose(AwayError("interrupted in the middle of a frame"))
+                raise
+            late += left <= 0
+            if left <= 0 and (not ready or late > _LATE_ROUNDS):
                 return
 
     def _send(self) -> None:
@@ -880,8 +911,13 @@ class Client:
         if not data:
             _close_all(fds)
             raise ConnectionResetError(0, "end of file")
-        for frame in self._reader.feed(data, fds):
-            self._take(frame)
+        frames = collections.deque(self._reader.feed(data, fds))
+        try:
+            while frames:
+                self._take(frames.popleft())
+        finally:  # of a stream that is broken
+            for frame in frames:
+                _close_all(frame.fds)
 
     def _take(self, frame: wire.Frame) -> None:
         if frame.op == Op.EVENT:
@@ -898,6 +934,8 @@ class Client:
             raise WireError(f"{pending.op.name}: a reply with {len(frame.fds)} descriptors")
         del self._pending[frame.id]
         pending._frame = frame
+        if pending._forgotten:
+            _close_all(frame.fds)
 
     def _gone(self, error: OSError) -> str:
         if self.counters is not None:
@@ -954,6 +992,17 @@ def _results(op: Op, answer: _Answer) -> Any:
 def _same_length(keys: Sequence[bytes], buffers: Sequence[Any]) -> None:
     if len(keys) != len(buffers):
         raise KvstrideError(f"{len(keys)} keys and {len(buffers)} buffers")
+
+
+def _dup_all(fds: Sequence[int]) -> list[int]:
+    mine: list[int] = []
+    try:
+        for fd in fds:
+            mine.append(os.dup(fd))
+    except BaseException:
+        _close_all(mine)
+        raise
+    return mine
 
 
 def _close_all(fds: list[int]) -> None:

@@ -167,7 +167,8 @@ static void store_some(uint32_t ns)
     for (uint32_t t = 0; t < FIXTURE_TENANTS; t++) {
         directory_get_tenant(x.f.dir, t, &after);
         if (t != me && !closing && after.used_bytes < before[t].used_bytes)
-            cr_assert_geq(after.used_bytes, after.floor_bytes, "tenant %u had %lu", t, (unsigned long)before[t].used_bytes);
+            cr_assert_geq(after.used_bytes, after.floor_bytes, "tenant %u had %lu", t,
+                          (unsigned long)before[t].used_bytes);
         if (t == me && after.used_bytes > before[t].used_bytes)
             cr_assert_leq(after.used_bytes, after.quota_bytes);
     }

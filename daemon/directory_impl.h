@@ -21,7 +21,7 @@
 
 enum {
     LEASE_MAX = 65536,      /* leases of everybody */
-    LEASED_MAX = 1 << 24,   /* blocks that these name, one as often as it is named: 4 bytes, and a step at the end, for each */
+    LEASED_MAX = 1 << 24,   /* blocks that these name, each as often as it is named: 4 bytes and a step at the end */
     SLOT_COUNT_MAX = 65535, /* holds, and leases, of one slot */
     CHAIN_MAX = 65536,      /* ancestors that one STORE renews: a million tokens at 16 a block */
     EMPTY_AT_ONCE = 4096,   /* an extent with no more blocks than this is emptied within the request */
@@ -197,7 +197,7 @@ bool directory_is_closing(const directory *d, pool_slot s);
 
 kvs_status directory_ns_create(directory *d, ns_entry **ret, uint32_t tenant, const uint8_t *canon, size_t len,
                                kvs_err *err);
-void directory_ns_destroy(ns_entry *n);                                                        /* NULL is fine */
+void directory_ns_destroy(ns_entry *n); /* NULL is fine */
 /* Room in the list, and for a description of so many bytes. */
 kvs_status directory_ns_reserve(directory *d, uint32_t number, uint32_t tenant, size_t canon_len, kvs_err *err);
 void directory_ns_set(directory *d, uint32_t number, ns_entry *n); /* taken; room was reserved */
@@ -207,7 +207,8 @@ void directory_ns_unset(directory *d, uint32_t number);            /* and destro
 void directory_charge(directory *d, pool_slot s);    /* its row names the namespace */
 void directory_free_slot(directory *d, pool_slot s); /* uncharges it and gives it back to the pool */
 void directory_close_extent(directory *d, uint32_t extent);
-bool directory_has_part(const directory *d, uint32_t extent, uint32_t tenant); /* blocks of the tenant; NONE32: anybody's */
+/* Has the extent blocks of the tenant?  WIRE_NONE32: anybody's, or none. */
+bool directory_has_part(const directory *d, uint32_t extent, uint32_t tenant);
 /* Does the tenant keep its floor without `bytes` more? */
 bool directory_may_shrink(const directory *d, uint32_t tenant, uint64_t bytes);
 bool directory_is_poor(const directory *d, uint32_t tenant,

@@ -227,9 +227,8 @@ static uint64_t layout_bytes(const directory *d, uint32_t extent)
 /* Is the one that was found still the one to take?  What went for this list meanwhile may be all that a tenant could spare. */
 static bool is_foreign_known(const directory *d, const admission *a)
 {
-    return a->foreign_known &&
-           (a->foreign == POOL_NONE ||
-            directory_may_lose_shares(d, a->foreign, layout_bytes(d, a->foreign), a->tenant));
+    return a->foreign_known && (a->foreign == POOL_NONE ||
+                                directory_may_lose_shares(d, a->foreign, layout_bytes(d, a->foreign), a->tenant));
 }
 
 static void find_foreign(directory *d, admission *a, bool taker_has_none)

@@ -121,8 +121,8 @@ static bool head_makes_sense(const table_head *h, const persist *m, char why[KVS
 
     g.rows_per_extent = (uint32_t)rows;
     if (h->n_extents == 0 || h->n_extents > TABLE_MAX_EXTENTS || h->extent_bytes < PAGE ||
-        h->extent_bytes % PAGE != 0 || h->extent_bytes > UINT64_C(1) << 42 || h->row_bytes == 0 || h->row_bytes > PAGE ||
-        rows * h->n_extents >= TABLE_NONE) /* the numbers of rows are below that */
+        h->extent_bytes % PAGE != 0 || h->extent_bytes > UINT64_C(1) << 42 || h->row_bytes == 0 ||
+        h->row_bytes > PAGE || rows * h->n_extents >= TABLE_NONE) /* the numbers of rows are below that */
         (void)snprintf(why, KVS_ERR_MSG_BYTES, "geometry: %lu extents of %llu bytes, rows of %lu bytes",
                        (unsigned long)h->n_extents, ULL(h->extent_bytes), (unsigned long)h->row_bytes);
     else if (arena < h->extent_bytes * h->n_extents)

@@ -32,12 +32,8 @@ static void init(fixture *f, const pool_config *c, uint32_t n_tenants, const evi
     cr_assert_eq(pool_create(&f->pool, c, &err), KVS_OK, "%s", err.msg);
     while (pool_next_piece(f->pool, &at, &bytes))
         pool_piece_usable(f->pool);
-    dc = (directory_config){.pool = f->pool,
-                            .evict = policy,
-                            .n_tenants = n_tenants,
-                            .hash_seed = 0x5eed,
-                            .on_event = on_event,
-                            .ud = f};
+    dc = (directory_config){
+        .pool = f->pool, .evict = policy, .n_tenants = n_tenants, .hash_seed = 0x5eed, .on_event = on_event, .ud = f};
     cr_assert_eq(directory_create(&f->dir, &dc, &err), KVS_OK, "%s", err.msg);
     f->ns = fixture_open(f, n_tenants > 1, "model", 2);
 }

@@ -509,7 +509,8 @@ static uint32_t open_long_ones(uint32_t life, uint32_t *ret_n)
         char model[32];
 
         (void)snprintf(model, sizeof model, "life %u model %u", life, n);
-        cr_assert_eq(kvs_namespace_mla(model, "w", KVS_FORMAT_mla_bf16, KVS_MAX_PLANES, 1, planes, &desc, NULL), KVS_OK);
+        cr_assert_eq(kvs_namespace_mla(model, "w", KVS_FORMAT_mla_bf16, KVS_MAX_PLANES, 1, planes, &desc, NULL),
+                     KVS_OK);
         cr_assert_eq(kvs_namespace_encode(&desc, canon, sizeof canon, &len, NULL), KVS_OK);
         s = directory_open(f.dir, 1, canon, len, &ns, &err);
     }

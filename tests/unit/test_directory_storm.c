@@ -50,8 +50,10 @@ static uint32_t tenant_of(uint32_t ns)
 
 static void open_all(void)
 {
+    static const uint32_t layers[N_NS] = {1, 2, 3, 1, 1, 3, 2}; /* numbers 0 and 4 are of one tenant and layout */
+
     for (uint32_t i = 0; i < N_NS; i++)
-        x.ns[i] = fixture_open(&x.f, i % FIXTURE_TENANTS, i < FIXTURE_TENANTS ? "model" : "other", 1 + i % 3);
+        x.ns[i] = fixture_open(&x.f, i % FIXTURE_TENANTS, i < FIXTURE_TENANTS ? "model" : "other", layers[i]);
 }
 
 static void on_event(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32])
@@ -121,6 +123,31 @@ static bool is_any_closing(void)
     return any;
 }
 
+static void is_in_use(void *ud, const directory_key_info *k)
+{
+    uint32_t e = pool_extent_of(x.f.pool, k->slot);
+    bool closing = false;
+
+    (void)ud;
+    (void)pool_extent_layout(x.f.pool, e, NULL, NULL, &closing);
+    cr_assert(k->state != POOL_READY || k->holds != 0 || k->leases != 0 || k->pinned || closing ||
+                  !pool_extent_usable(x.f.pool, e),
+              "slot %u could have gone", k->slot);
+}
+
+/* A tenant within its quota was refused: nothing of its own could have gone. */
+static void check_refusal(uint32_t ns, uint32_t n)
+{
+    uint32_t other = ns == x.ns[0] ? x.ns[4] : ns == x.ns[4] ? x.ns[0] : WIRE_NONE32;
+    const directory_ns *d = directory_namespace(x.f.dir, ns);
+    directory_tenant t;
+
+    directory_get_tenant(x.f.dir, d->tenant, &t);
+    if (other == WIRE_NONE32 || x.f.status[n - 1] != KVS_E_NO_SPACE || t.used_bytes + d->slot_bytes > t.quota_bytes)
+        return;
+    cr_assert_eq(directory_each_key(x.f.dir, other, 0, UINT32_MAX, is_in_use, NULL), UINT64_MAX);
+}
+
 /* Nobody loses what its floor keeps to another's store, but for what is going anyway, and nobody gets above its quota by its
  * own. */
 static void store_some(uint32_t ns)
@@ -140,10 +167,12 @@ static void store_some(uint32_t ns)
     for (uint32_t t = 0; t < FIXTURE_TENANTS; t++) {
         directory_get_tenant(x.f.dir, t, &after);
         if (t != me && !closing && after.used_bytes < before[t].used_bytes)
-            cr_assert_geq(after.used_bytes, after.floor_bytes, "tenant %u had %lu", t, (unsigned long)before[t].used_bytes);
+            cr_assert_geq(after.used_bytes, after.floor_bytes, "tenant %u had %lu", t,
+                          (unsigned long)before[t].used_bytes);
         if (t == me && after.used_bytes > before[t].used_bytes)
             cr_assert_leq(after.used_bytes, after.quota_bytes);
     }
+    check_refusal(ns, n);
 }
 
 static void end_write(void)

@@ -360,7 +360,8 @@ static uint32_t open_long_ones(fixture *f, uint32_t t)
         char model[16];
 
         (void)snprintf(model, sizeof model, "m%u", n);
-        cr_assert_eq(kvs_namespace_mla(model, "w", KVS_FORMAT_mla_bf16, KVS_MAX_PLANES, 1, planes, &desc, &err), KVS_OK);
+        cr_assert_eq(kvs_namespace_mla(model, "w", KVS_FORMAT_mla_bf16, KVS_MAX_PLANES, 1, planes, &desc, &err),
+                     KVS_OK);
         cr_assert_eq(kvs_namespace_encode(&desc, canon, sizeof canon, &len, &err), KVS_OK);
         s = directory_open(f->dir, t, canon, len, &ns, &err);
     }

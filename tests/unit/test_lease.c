@@ -311,8 +311,8 @@ Test(lease, of_a_namespace_that_is_reset_end_and_no_others)
     fixture_store(&f, other, 1, 2, 0, 0);
     for (uint32_t i = 0; i < 65000; i++)
         cr_assert_eq(reserve(1, 1, 1, 1000), KVS_OK);
-    cr_assert_eq(directory_reserve(f.dir, 0, 2, (uint32_t[]){f.ns, other}, 2, fixture_keys(1, 1), 1, 1, 1000, 0, UINT64_MAX,
-                                   &one, NULL),
+    cr_assert_eq(directory_reserve(f.dir, 0, 2, (uint32_t[]){f.ns, other}, 2, fixture_keys(1, 1), 1, 1, 1000, 0,
+                                   UINT64_MAX, &one, NULL),
                  KVS_OK);
     cr_assert_eq(fixture_reserve(&f, other, 2, 1, 2, 1000, &one), KVS_OK);
     begin = cpu_seconds();

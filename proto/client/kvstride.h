@@ -363,7 +363,8 @@ KVS_API kvs_status kvs_store(const kvs_store_args *a, uint32_t timeout_ms, kvs_e
 
 /* n private slots to fill: all or none. */
 KVS_API kvs_status kvs_slot_take(kvs_region *r, uint32_t n, kvs_slot *ret, uint32_t timeout_ms, kvs_err *err);
-/* End of use, once `after` is reached (NULL: when the GPU is done with them).  results [n] or NULL. */
+/* End of use, once `after` is reached (NULL: when the GPU is done with them).  results [n] or NULL.  E_AWAY: somebody may read
+ * them still, so they are offered to the daemon when it is back; drop them then. */
 KVS_API kvs_status kvs_slot_drop(kvs_region *r, const kvs_slot *slots, uint32_t n, const kvs_mark *after,
                                  kvs_status *results, uint32_t timeout_ms, kvs_err *err);
 

@@ -493,12 +493,33 @@ static bool is_offered(const track *t)
     return t->holds > 0 && !t->lost && (!t->shared || t->known);
 }
 
-uint32_t region_n_entries(const kvs_region *r)
+/* Entries that may be used to name a slot again: a daemon takes as many as there are slots. */
+static uint32_t spare_entries(const kvs_region *r)
 {
-    uint32_t n = 0;
+    uint32_t n = r->info.n_slots;
 
     for (uint32_t i = 0; r->track != NULL && i < r->info.n_slots; i++)
-        n += is_offered(&r->track[i]);
+        n -= is_offered(&r->track[i]);
+    return n;
+}
+
+/* How often an offered slot is named: each time brings a hold, and who had two of them will end two. */
+static uint32_t times_offered(const track *t, uint32_t *spare)
+{
+    uint32_t again = t->shared ? t->holds - 1 : 0;
+
+    again = again < *spare ? again : *spare;
+    *spare -= again;
+    return 1 + again;
+}
+
+uint32_t region_n_entries(const kvs_region *r)
+{
+    uint32_t n = 0, spare = spare_entries(r);
+
+    for (uint32_t i = 0; r->track != NULL && i < r->info.n_slots; i++)
+        if (is_offered(&r->track[i]))
+            n += times_offered(&r->track[i], &spare);
     return n;
 }
 
@@ -512,6 +533,7 @@ size_t region_attach_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t
                                 .mode = WIRE_ATTACH_REOFFER,
                                 .n_entries = region_n_entries(r)};
     wire_out o = {.base = buf, .cap = cap};
+    uint32_t spare = spare_entries(r);
 
     memcpy(q.token, r->info.token, sizeof q.token);
     wire_put_region_attach_req(&o, &q);
@@ -523,25 +545,24 @@ size_t region_attach_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t
             continue;
         if (t->shared)
             memcpy(e.key, t->key, sizeof e.key);
-        wire_put_region_entry(&o, &e);
+        for (uint32_t n = times_offered(t, &spare); n > 0; n--)
+            wire_put_region_entry(&o, &e);
     }
     return o.len;
 }
 
 void region_entries_done(kvs_region *r, const uint8_t *status)
 {
-    uint32_t at = 0;
+    uint32_t at = 0, spare = spare_entries(r);
 
     for (uint32_t i = 0; r->track != NULL && i < r->info.n_slots; i++) {
         track *t = &r->track[i];
-        bool offered = is_offered(t);
+        uint32_t n = is_offered(t) ? times_offered(t, &spare) : 0;
 
         if (t->holds == 0 || t->lost)
             continue;
-        t->holds = 1; /* all that a new daemon grants */
-        if (!offered || status == NULL || wire_at_u32(status, at++) != KVS_OK) {
-            t->lost = true;
-            t->holds = 0;
-        }
+        for (t->holds = 0; status != NULL && n > 0; n--)
+            t->holds += wire_at_u32(status, at++) == KVS_OK;
+        t->lost = t->holds == 0;
     }
 }

@@ -908,6 +908,42 @@ static bool refuse_regions(fake *f, fake_conn *c, frame *q)
     return true;
 }
 
+/* Who has two holds of a slot ends two; a region of 8 slots is offered with 8 entries at most. */
+Test(client, tells_a_restarted_daemon_of_each_hold_as_far_as_it_takes_them)
+{
+    uint8_t keys[3 * 32];
+    kvs_load_result loaded[3];
+    kvs_slot slots[3];
+    kvs_status results[3];
+    kvs_region *region;
+    kvs_load_args load = {.n = 3, .keys = keys, .results = loaded};
+    fake f;
+    kvs_client *c = start(&f, NULL);
+
+    keys_fill(keys, 3, 1);
+    load.ns = ns_of(c, "m");
+    OK(kvs_region_create(load.ns, 0, 8, &region, 0, &err));
+    load.region = region;
+    for (uint64_t life = 1; life <= 3; life++) { /* one hold more of each in each life */
+        static const unsigned entries[] = {0, 3, 3 + 6, 3 + 6 + 8};
+
+        OK(kvs_load(&load, 0, &err));
+        fake_stop(&f);
+        fake_start(&f);
+        OK(kvs_wait_up(c, life, 0, &err));
+        cr_assert_eq(atomic_load(&f.entries), entries[life], "%u in life %u", atomic_load(&f.entries), (unsigned)life);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        slots[i] = loaded[i].slot;
+    for (unsigned i = 0; i < 2; i++)
+        OK(kvs_slot_drop(region, slots, 3, NULL, results, 0, &err));
+    fake_stop(&f);
+    fake_start(&f);
+    OK(kvs_wait_up(c, 4, 0, &err));
+    cr_assert_eq(atomic_load(&f.entries), 3 + 6 + 8 + 2, "two holds of three were granted to two slots");
+    finish(&f, c);
+}
+
 /* 1.0 to 1.5 s. */
 Test(client, pauses_once_before_it_connects_again)
 {

@@ -17,7 +17,8 @@
 
 enum { TOKENS = 4, LAYERS = 2, SLOTS = 16, BLOCK_BYTES = LAYERS * TOKENS * 1152, MAX_BLOCKS = 64 };
 
-static const char CONFIG[] = "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"device\": {\"kind\": \"cpu\"}}";
+static const char CONFIG[] = "{\"pool\": {\"max_bytes\": \"16MiB\"}, \"device\": {\"kind\": \"cpu\"},"
+                             " \"limits\": {\"out_high_bytes\": \"16MiB\"}}"; /* reads on from who does not */
 static daemon_fixture d;
 static kvs_err err;
 
@@ -556,11 +557,10 @@ Test(metrics, say_not_ready_and_healthy_while_the_daemon_drains)
     char *text;
     int code;
 
-    /* More replies than the kernel holds for one who does not read: the drain waits for them.  Not so many that the daemon stops
-     * reading. */
+    /* More replies than the kernel holds for one who does not read: the drain waits for them. */
     cr_assert(raw_connect(&deaf, d.socket));
     cr_assert(raw_hello(&deaf));
-    for (uint64_t i = 0; i < 1200; i++)
+    for (uint64_t i = 0; i < 6000; i++)
         cr_assert(raw_send(&deaf, WIRE_PING, 10 + i, BODY, sizeof BODY, NULL, 0));
     (void)kill(d.pid, SIGTERM);
     cr_assert(daemon_wait_log(&d, "info draining", 1, 5000));

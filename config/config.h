@@ -88,8 +88,8 @@ enum {
     SIZE(out_max_bytes, "limits.out_max_bytes", CONFIG_MIB(32), CONFIG_KIB(64), CONFIG_GIB(1), true,                   \
          "unsent reply bytes at which a client is dropped; at least out_high_bytes and max_body_bytes")                \
     SIZE(memory_bytes, "limits.memory_bytes", CONFIG_MIB(512), CONFIG_MIB(16), CONFIG_TIB(1), true,                    \
-         "of all clients together: memory of requests in flight at which those that hold more than an equal part are " \
-         "refused more, and unsent reply bytes at which theirs are no longer read")                                    \
+         "of all clients together: memory of requests in flight, of unsent replies and of large requests being read, " \
+         "for each; above it those with more than an equal part are refused more, or not read")                        \
     INT(write_timeout_ms, "limits.write_timeout_ms", 30000, 10, 3600000, "ms", true,                                   \
         "a client that reads nothing for this long is dropped")                                                        \
     INT(frame_timeout_ms, "limits.frame_timeout_ms", 10000, 10, 3600000, "ms", true,                                   \

@@ -53,7 +53,7 @@ static bool compute_stop(request *r, bool running)
             untouched = untouched && atomic_load(&j->state) == JOB_DROPPED;
             continue;
         }
-        if (job_drop(j))
+        if (decoder_drop(x->decoder, &x->jobs[i].job))
             continue;
         if (running)
             atomic_store(&j->stop, true);

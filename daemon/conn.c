@@ -24,7 +24,7 @@ typedef struct conn_list { /* links of one list */
 
 struct conn {
     conn_host *host;
-    conn_list all, later;
+    conn_list all, later, waiting;
     uv_poll_t poll, pid_poll;
     int fd, pid_fd;
     int events;         /* asked of poll */
@@ -35,6 +35,7 @@ struct conn {
     frame_reader reader;
     reply *out, **out_tail;
     size_t out_bytes;                                    /* that they take */
+    size_t in_bytes;                                     /* that the reader takes for a large frame */
     uint64_t opened_us, partial_us, blocked_us, half_us; /* since when; 0: not */
     uint64_t answered_us;                                /* the latest reply went out; 0: none has */
     const char *farewell;  /* reason: nothing more is read, and closed when all replies are out; NULL: not */
@@ -87,6 +88,11 @@ static conn_list *in_later(conn *c)
     return &c->later;
 }
 
+static conn_list *in_waiting(conn *c)
+{
+    return &c->waiting;
+}
+
 static void do_later(conn *c)
 {
     if (!c->closing)
@@ -103,6 +109,46 @@ static void wait_until(conn_host *h, uint64_t due_us)
 {
     if (due_us < h->due_us)
         h->due_us = due_us;
+}
+
+/* ---- memory of readers ---- */
+/* The reader has grown or given back: then those that wait for memory look again. */
+static void count_in(conn *c)
+{
+    conn_host *h = c->host;
+    const size_t had = c->in_bytes;
+
+    c->in_bytes = c->reader.cap > FRAME_START_BYTES ? c->reader.cap - FRAME_START_BYTES : 0;
+    h->in_bytes += c->in_bytes - had;
+    if (c->in_bytes >= had)
+        return;
+    for (conn *w = h->waiting, *next; w != NULL; w = next) {
+        next = w->waiting.next;
+        list_remove(w, in_waiting);
+        do_later(w);
+    }
+}
+
+static uint64_t equal_part(const conn_host *h)
+{
+    return (uint64_t)h->config->memory_bytes / ((uint64_t)h->n_clients + h->n_admins + h->n_strangers);
+}
+
+/* May the reader take what its next bytes need?  Who has to wait holds nothing that others wait for: a large frame, and it alone,
+ * is in memory of its own, which is given back when the frame has been taken, or its time is over. */
+static bool may_read(const conn *c)
+{
+    const conn_host *h = c->host;
+    const size_t need = frame_need(&c->reader);
+
+    return need <= FRAME_START_BYTES || need <= c->reader.cap || c->info.is_admin || h->in_bytes == 0 ||
+           need <= equal_part(h) || h->in_bytes + need - FRAME_START_BYTES <= (uint64_t)h->config->memory_bytes;
+}
+
+static void rest(conn *c)
+{
+    frame_reader_rest(&c->reader);
+    count_in(c);
 }
 
 /* ---- the end ---- */
@@ -164,8 +210,10 @@ static void conn_close(conn *c)
         return;
     c->closing = true;
     list_remove(c, in_later);
+    list_remove(c, in_waiting);
     drop_replies(c);
     frame_reader_fini(&c->reader);
+    count_in(c);
     if (c->pid_fd >= 0) {
         uv_close((uv_handle_t *)&c->pid_poll, on_handle_closed);
         (void)close(c->pid_fd);
@@ -219,12 +267,10 @@ static void condemn(conn *c, const char *reason)
 static bool is_paused(const conn *c)
 {
     const conn_host *h = c->host;
-    const uint64_t all = (uint64_t)h->n_clients + h->n_admins + h->n_strangers;
 
     if (c->out_bytes >= (size_t)h->config->out_high_bytes)
         return true;
-    return h->out_bytes >= (uint64_t)h->config->memory_bytes && c->out_bytes > 0 &&
-           c->out_bytes >= (uint64_t)h->config->memory_bytes / all;
+    return h->out_bytes >= (uint64_t)h->config->memory_bytes && c->out_bytes > 0 && c->out_bytes >= equal_part(h);
 }
 
 static void on_poll(uv_poll_t *h, int status, int events);
@@ -235,7 +281,7 @@ static void watch(conn *c)
 
     if (c->closing)
         return;
-    if (c->half_us == 0 && !is_paused(c))
+    if (c->half_us == 0 && !is_paused(c) && c->waiting.at == NULL)
         events |= UV_READABLE;
     if (c->out != NULL && !c->stalled)
         events |= UV_WRITABLE;
@@ -378,16 +424,30 @@ static void send_away(conn *c)
     leave(c, "denied");
 }
 
+/* Nobody tells that it has gone meanwhile. */
+static void wait_for_memory(conn *c)
+{
+    list_add(&c->host->waiting, c, in_waiting);
+    wait_until(c->host, conn_now_us() + ms(HALF_CHECK_MS));
+}
+
 enum got { GOT_NOTHING, GOT_ALL, GOT_MORE }; /* ALL: the socket was empty afterwards */
 
 static enum got receive(conn *c, size_t *bytes)
 {
     int fds[SOCKIO_MAX_FDS];
-    frame_span want = frame_want(&c->reader);
     kvs_err err = {0};
+    frame_span want;
     size_t n_fds;
     ssize_t n;
 
+    rest(c);
+    if (!may_read(c)) {
+        wait_for_memory(c);
+        return GOT_NOTHING;
+    }
+    want = frame_want(&c->reader);
+    count_in(c);
     if (want.len == 0) {
         drop(c, "out_of_memory", NULL);
         return GOT_NOTHING;
@@ -469,7 +529,7 @@ static void settle(conn *c)
     if (c->closing)
         return;
     if (!c->more)
-        frame_reader_rest(&c->reader);
+        rest(c);
     if (frame_is_partial(&c->reader) && !c->more && c->partial_us == 0 && c->farewell == NULL) {
         c->partial_us = conn_now_us();
         wait_until(c->host, c->partial_us + ms(c->host->config->frame_timeout_ms));
@@ -637,20 +697,20 @@ static void check_one(conn *c, uint64_t now_us)
 
     if (c->closing)
         return;
-    if (c->partial_us != 0 && is_paused(c))
+    if (c->partial_us != 0 && (is_paused(c) || c->waiting.at != NULL))
         c->partial_us = now_us; /* it is we who do not read */
     reason = overdue(c, now_us, &due);
     if (reason != NULL) {
         drop(c, reason, NULL);
         return;
     }
-    if (c->half_us != 0 && sockio_is_hung_up(c->fd)) {
+    if ((c->half_us != 0 || c->waiting.at != NULL) && sockio_is_hung_up(c->fd)) {
         leave(c, "peer_closed");
         return;
     }
     if (c->stalled)
         do_later(c);
-    if (c->half_us != 0 && now_us + ms(HALF_CHECK_MS) < due)
+    if ((c->half_us != 0 || c->waiting.at != NULL) && now_us + ms(HALF_CHECK_MS) < due)
         due = now_us + ms(HALF_CHECK_MS);
     if (due != UINT64_MAX)
         wait_until(c->host, due < now_us + ms(CHECK_STEP_MS) ? now_us + ms(CHECK_STEP_MS) : due);

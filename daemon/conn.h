@@ -41,12 +41,14 @@ typedef struct conn_host { /* filled by the holder, whose handles drive the thre
     /* ---- kept by conn.c ---- */
     conn *all;       /* every connection that has memory */
     conn *later;     /* those with something to do on the next turn */
+    conn *waiting;   /* those whose large frame is not read further: others being read take all that they may */
     uint64_t due_us; /* when conns_check is due; UINT64_MAX: nobody waits for anything */
     /* Until freed: a client that comes back has left nothing behind.  Strangers are none of the others. */
     uint32_t n_clients, n_admins, n_strangers;
     uint32_t n_tenant[CONFIG_MAX_TENANTS]; /* clients of each */
     uint64_t n_dropped;                    /* for a fault */
     uint64_t out_bytes;                    /* that unsent replies of all take */
+    uint64_t in_bytes;                     /* that their readers take for large frames */
 } conn_host;
 
 void conn_host_init(conn_host *h, uv_loop_t *loop, core *c, mailbox *m, const config *cfg);

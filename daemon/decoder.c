@@ -134,6 +134,11 @@ void decoder_submit(decoder *d, decoder_job *j)
     worker_submit(d->worker, &j->job);
 }
 
+bool decoder_drop(decoder *d, decoder_job *j)
+{
+    return worker_drop(d->worker, &j->job);
+}
+
 void decoder_kick(decoder *d)
 {
     worker_kick(d->worker);

@@ -41,7 +41,8 @@ typedef struct decoder_stats {
 kvs_status decoder_create(decoder **ret, device *dev, work_sink sink, kvs_err *err);
 void decoder_submit(decoder *d, decoder_job *j);
 void decoder_share(decoder *d, uint32_t tenant, uint32_t share); /* as worker_share */
-void decoder_kick(decoder *d);
+bool decoder_drop(decoder *d, decoder_job *j);                   /* as worker_drop */
+void decoder_kick(decoder *d);                                   /* after job.stop */
 void decoder_destroy(decoder *d);
 void decoder_get_stats(const decoder *d, decoder_stats *ret);
 

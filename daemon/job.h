@@ -27,11 +27,14 @@
 enum job_state { JOB_WAITING, JOB_RUNNING, JOB_DROPPED };
 
 typedef struct job {
-    work work;             /* first: on_done is set by the submitter */
-    struct job *next_wait; /* the worker's */
-    uint64_t seq;          /* the worker's: place in submit order */
-    bool begun;            /* the worker's: it has had a turn */
-    uint32_t tenant;       /* whose turn it takes; below CONFIG_MAX_TENANTS */
+    work work;                        /* first: on_done is set by the submitter */
+    struct job *next_wait, **at_wait; /* the worker's: its place in a list; at_wait NULL: in none */
+    struct job *next_dropped;         /* the worker's */
+    uint64_t seq;                     /* the worker's: place in submit order */
+    bool begun;                       /* the worker's: it has had a turn */
+    bool waits;                       /* the worker's: among those that wait for their counters */
+    bool given_back;                  /* the loop's: dropped, and the worker knows */
+    uint32_t tenant;                  /* whose turn it takes; below CONFIG_MAX_TENANTS */
     _Atomic uint32_t state;
     _Atomic bool stop; /* set by the loop while RUNNING: give up before the next item, or within it where that can be,
                           report E_CANCELLED for the rest */
@@ -47,7 +50,7 @@ typedef struct job {
 
 void job_init(job *j, void (*on_done)(work *w));
 bool job_is_due(const job *j); /* any thread: the after counter has been reached, or there is none */
-/* Loop: true if the job had not started and never will (its on_done still comes). */
+/* True if the job had not started and never will.  Its on_done comes if the worker is told: see worker_drop. */
 bool job_drop(job *j);
 /* Worker: true if it is ours to run. */
 bool job_claim(job *j);

@@ -609,6 +609,11 @@ void mover_alone(mover *m, bool alone)
     atomic_store_explicit(&m->alone, alone, memory_order_relaxed);
 }
 
+bool mover_drop(mover *m, mover_job *j)
+{
+    return worker_drop(m->worker, &j->job);
+}
+
 void mover_kick(mover *m)
 {
     worker_kick(m->worker);

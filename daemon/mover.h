@@ -118,8 +118,9 @@ void mover_add(mover *m, mover_job *j);
 void mover_complete(mover *m, mover_job *j);
 /* How many items to look up before the next add: of the first ones no more than keep the device busy for a moment. */
 uint32_t mover_part(const mover_job *j, uint32_t n_left);
-void mover_expect(mover *m); /* a job comes within a moment: the thread may wake up meanwhile */
-void mover_kick(mover *m);   /* after job_drop or job.stop: look at the lists again */
+void mover_expect(mover *m);             /* a job comes within a moment: the thread may wake up meanwhile */
+bool mover_drop(mover *m, mover_job *j); /* as worker_drop */
+void mover_kick(mover *m);               /* after job.stop */
 /* Whether no other tenant's work can come in between: then batches are longer.  Any thread; from the next turn on. */
 void mover_alone(mover *m, bool alone);
 void mover_share(mover *m, uint32_t tenant, uint32_t share); /* as worker_share */

@@ -43,7 +43,8 @@ void notify_close(notify *n)
 
 static bool send_keep(const notify *n, const notify_keep *k)
 {
-    char text[NOTIFY_BYTES], control[CMSG_SPACE(sizeof(int))] = {0};
+    _Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {0};
+    char text[NOTIFY_BYTES];
     struct iovec v = {.iov_base = text};
     struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1};
     struct cmsghdr *c;

@@ -128,7 +128,7 @@ static void drop_found(load *l, kvs_status why)
 static bool load_stop(request *r, bool running)
 {
     load *l = r->ext;
-    bool dropped = job_drop(&l->job.job);
+    bool dropped = mover_drop(l->mover, &l->job);
 
     load_twin_stop(l, dropped);
     if (dropped) {

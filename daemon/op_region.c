@@ -712,7 +712,7 @@ static kvs_status drop_slots(dropping *d)
 static bool dropping_stop(request *r, bool running)
 {
     dropping *d = r->ext;
-    bool dropped = job_drop(&d->job.job);
+    bool dropped = mover_drop(d->mover, &d->job);
 
     (void)running; /* a drop that has begun has nothing left to stop */
     mover_kick(d->mover);

@@ -100,7 +100,7 @@ static void settle(store *x, bool started)
 static bool store_stop(request *r, bool running)
 {
     store *x = r->ext;
-    bool dropped = job_drop(&x->job.job);
+    bool dropped = mover_drop(x->mover, &x->job);
 
     if (dropped)
         settle(x, false);

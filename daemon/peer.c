@@ -447,6 +447,7 @@ static kvs_status check_hello(peer *p, const wire_hello_req *q, wire_in *in, kvs
     p->name_len = q->name_len;
     if (q->name_len > 0)
         memcpy(p->name, name, q->name_len);
+    p->name[q->name_len] = '\0'; /* an earlier HELLO may have failed behind here */
     return KVS_OK;
 }
 

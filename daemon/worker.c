@@ -15,7 +15,7 @@ enum {
     EXPECTED_US = 300,       /* awake after worker_expect: some hundred keys are being looked up meanwhile */
     BYTES_OF_A_US = 1 << 14, /* what time counts for where no bytes are moved: about a link's speed */
     /* Waiting jobs looked at between two runs.  A full pass would let a client with very many stuck jobs tax
-     * every job of the others.  So it is with passes for those that were dropped: no more often than that, on average. */
+     * every job of the others. */
     POLL_SLICE = 64,
 };
 
@@ -37,11 +37,12 @@ struct worker {
     work_sink sink;
     pthread_t thread;
 
-    pthread_mutex_t lock; /* inbox, kicked, closing, start_status */
+    pthread_mutex_t lock; /* inbox, dropped, closing, start_status */
     pthread_cond_t wake;
     job_list inbox;
+    job *dropped, **dropped_tail; /* by next_dropped: the only ones in that state that are posted */
     uint64_t next_seq;
-    bool kicked, closing, started;
+    bool closing, started;
     kvs_status start_status;
     kvs_err start_err;
     _Atomic bool mail;               /* something above changed; spares the lock in the polling loop */
@@ -56,8 +57,6 @@ struct worker {
     uint32_t n_active;          /* tenants with ready jobs */
     uint64_t used_now;          /* of the tenant that had the latest turn, before it */
     uint64_t n_waiting, polled; /* polled: since the last pause */
-    bool sweep_due;             /* some job was dropped */
-    uint64_t sweep_pause;       /* runs until the next pass for them */
     uint64_t idle_since_us, sleep_us;
 
     _Atomic uint64_t jobs, failed, queued, busy_us, run_since_us;
@@ -69,29 +68,42 @@ static void list_init(job_list *l)
     l->tail = &l->head;
 }
 
-static void list_push(job_list *l, job *j)
+static void list_put(job_list *l, job **at, job *j)
 {
-    j->next_wait = NULL;
-    *l->tail = j;
-    l->tail = &j->next_wait;
+    j->next_wait = *at;
+    j->at_wait = at;
+    if (j->next_wait != NULL)
+        j->next_wait->at_wait = &j->next_wait;
+    else
+        l->tail = &j->next_wait;
+    *at = j;
 }
 
-static job *list_remove(job_list *l, job **at)
+static void list_push(job_list *l, job *j)
 {
-    job *j = *at;
+    list_put(l, l->tail, j);
+}
 
-    *at = j->next_wait;
-    if (*at == NULL)
-        l->tail = at;
+static void list_remove(job_list *l, job *j)
+{
+    *j->at_wait = j->next_wait;
+    if (j->next_wait != NULL)
+        j->next_wait->at_wait = j->at_wait;
+    else
+        l->tail = j->at_wait;
     if (l->latest == j)
         l->latest = NULL;
     j->next_wait = NULL;
-    return j;
+    j->at_wait = NULL;
 }
 
 static job *list_pop(job_list *l)
 {
-    return l->head == NULL ? NULL : list_remove(l, &l->head);
+    job *j = l->head;
+
+    if (j != NULL)
+        list_remove(l, j);
+    return j;
 }
 
 /* Into submit order.  A job that had to wait is older than most, so the place is near the head; and those that become due
@@ -102,10 +114,7 @@ static void list_insert(job_list *l, job *j)
 
     while (*at != NULL && (*at)->seq < j->seq)
         at = &(*at)->next_wait;
-    j->next_wait = *at;
-    *at = j;
-    if (j->next_wait == NULL)
-        l->tail = &j->next_wait;
+    list_put(l, at, j);
     l->latest = j;
 }
 
@@ -163,10 +172,7 @@ static void make_ready(worker *w, job *j, bool newest)
 static void put_back(worker *w, job_queue *q, job *j)
 {
     activate(w, q);
-    j->next_wait = q->jobs.head;
-    q->jobs.head = j;
-    if (j->next_wait == NULL)
-        q->jobs.tail = &j->next_wait;
+    list_put(&q->jobs, &q->jobs.head, j);
 }
 
 /* The next job, of the tenant who has had least; NULL: none is ready. */
@@ -240,67 +246,53 @@ static void take_turn(worker *w, job_queue *q, job *j)
 
 static void serve_one(worker *w, job_queue *q, job *j)
 {
-    if (!j->begun && !job_claim(j)) {
-        post_cancelled(w, j);
-        return;
-    }
+    if (!j->begun && !job_claim(j))
+        return; /* dropped: collect posts it */
     if (!j->begun)
         begin(w, j);
     take_turn(w, q, j);
 }
 
-/* Post the dropped jobs of a list; `all`: drop the others too.  *looked: jobs that were there. */
-static uint64_t sweep(worker *w, job_list *l, bool all, uint64_t *looked)
+/* Out of the list that it is in, if it is in one. */
+static void take_out(worker *w, job *j)
 {
-    uint64_t n = 0;
+    job_list *l = j->waits ? &w->waiting : &queue_of(w, j)->jobs;
 
-    for (job **at = &l->head; *at != NULL; (*looked)++) {
-        if (all)
-            (void)job_drop(*at);
-        if (atomic_load_explicit(&(*at)->state, memory_order_acquire) == JOB_DROPPED) {
-            post_cancelled(w, list_remove(l, at));
-            n++;
-        } else {
-            at = &(*at)->next_wait;
+    if (j->at_wait == NULL)
+        return;
+    list_remove(l, j);
+    w->n_waiting -= j->waits;
+    w->n_active -= !j->waits && l->head == NULL;
+}
+
+static void post_dropped(worker *w, job *j)
+{
+    while (j != NULL) {
+        job *next = j->next_dropped;
+
+        take_out(w, j);
+        post_cancelled(w, j);
+        j = next;
+    }
+}
+
+/* The end: what has not begun never will. */
+static void drop_all(worker *w, job_list *l)
+{
+    for (job *j = l->head, *next; j != NULL; j = next) {
+        next = j->next_wait;
+        if (job_drop(j)) {
+            take_out(w, j);
+            post_cancelled(w, j);
         }
     }
-    return n;
-}
-
-static void sweep_ready(worker *w, bool all, uint64_t *looked)
-{
-    for (uint32_t i = 0; i < w->n_queues; i++) {
-        job_list *l = &w->ready[i].jobs;
-        bool was = l->head != NULL;
-
-        (void)sweep(w, l, all, looked);
-        w->n_active -= was && l->head == NULL;
-    }
-}
-
-static void sweep_lists(worker *w, bool all)
-{
-    uint64_t looked = 0;
-
-    sweep_ready(w, all, &looked);
-    w->n_waiting -= sweep(w, &w->waiting, all, &looked);
-    w->sweep_due = false;
-    w->sweep_pause = looked / POLL_SLICE;
-}
-
-/* Before a run, or when there is nothing to run. */
-static void sweep_when_due(worker *w)
-{
-    if (w->sweep_due && (w->sweep_pause == 0 || w->n_active == 0))
-        sweep_lists(w, false);
-    else if (w->sweep_pause > 0)
-        w->sweep_pause--;
 }
 
 static void sort_in(worker *w, job *j)
 {
     j->begun = false;
-    if (job_is_due(j)) {
+    j->waits = !job_is_due(j);
+    if (!j->waits) {
         make_ready(w, j, true);
     } else {
         list_push(&w->waiting, j);
@@ -314,34 +306,33 @@ static void be_eager(worker *w)
     w->sleep_us = FIRST_SLEEP_US;
 }
 
-/* Take what the loop left: new jobs, a kick, the end.  Returns true at the end. */
+/* Take what the loop left: new jobs, dropped ones, the end.  Returns true at the end. */
 static bool collect(worker *w)
 {
-    job_list in;
-    bool kicked, closing;
-    job *j;
+    job *j, *in, *dropped;
+    bool closing;
 
     if (!atomic_load_explicit(&w->mail, memory_order_acquire))
         return false;
-    list_init(&in);
     pthread_mutex_lock(&w->lock);
-    if (w->inbox.head != NULL) {
-        in = w->inbox;
-        list_init(&w->inbox);
-    }
-    kicked = w->kicked;
-    w->kicked = false;
+    in = w->inbox.head;
+    list_init(&w->inbox);
+    dropped = w->dropped;
+    w->dropped = NULL;
+    w->dropped_tail = &w->dropped;
     closing = w->closing;
     atomic_store_explicit(&w->mail, closing, memory_order_relaxed);
     pthread_mutex_unlock(&w->lock);
 
-    while ((j = in.head) != NULL) {
-        in.head = j->next_wait;
+    while ((j = in) != NULL) {
+        in = j->next_wait;
         sort_in(w, j);
     }
-    w->sweep_due = w->sweep_due || kicked;
+    post_dropped(w, dropped); /* were submitted before: each is sorted in, or was met by serve_one */
+    for (uint32_t i = 0; closing && i < w->n_queues; i++)
+        drop_all(w, &w->ready[i].jobs);
     if (closing)
-        sweep_lists(w, true);
+        drop_all(w, &w->waiting);
     be_eager(w);
     return closing;
 }
@@ -357,6 +348,7 @@ static void poll_waiting(worker *w)
 
         if (job_is_due(j)) {
             w->n_waiting--;
+            j->waits = false;
             make_ready(w, j, false);
         } else {
             list_push(&w->waiting, j);
@@ -424,7 +416,7 @@ job *worker_next(worker *w)
     if (j == NULL || j->begun)
         return j;
     if (!job_claim(j))
-        return NULL; /* dropped: its turn comes */
+        return NULL; /* dropped */
     begin(w, j);
     return j;
 }
@@ -436,7 +428,6 @@ static void serve(worker *w)
         job_queue *q = NULL;
         job *j;
 
-        sweep_when_due(w);
         poll_waiting(w);
         j = next_job(w, &q);
         if (j != NULL) {
@@ -513,6 +504,7 @@ kvs_status worker_create(worker **ret, const worker_ops *ops, void *ud, work_sin
     w->ud = ud;
     w->sink = sink;
     list_init(&w->inbox);
+    w->dropped_tail = &w->dropped;
     for (uint32_t i = 0; i < WORKER_TENANTS; i++) {
         list_init(&w->ready[i].jobs);
         atomic_init(&w->ready[i].share, WORKER_SHARE);
@@ -566,10 +558,24 @@ void worker_expect(worker *w)
     pthread_mutex_unlock(&w->lock);
 }
 
+bool worker_drop(worker *w, job *j)
+{
+    if (!job_drop(j))
+        return false;
+    if (j->given_back)
+        return true;
+    j->given_back = true;
+    pthread_mutex_lock(&w->lock);
+    *w->dropped_tail = j;
+    w->dropped_tail = &j->next_dropped;
+    wake(w);
+    pthread_mutex_unlock(&w->lock);
+    return true;
+}
+
 void worker_kick(worker *w)
 {
     pthread_mutex_lock(&w->lock);
-    w->kicked = true;
     wake(w);
     pthread_mutex_unlock(&w->lock);
 }

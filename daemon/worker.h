@@ -5,7 +5,7 @@
  * the others in submit order of their tenant and posts each exactly once.
  *
  * Knows jobs and the sink.  Does not know what a job does: that is `run`.
- * Threads: create, submit, kick, destroy on the loop thread; get_stats on any; the callbacks on the worker
+ * Threads: create, submit, drop, kick, destroy on the loop thread; get_stats on any; the callbacks on the worker
  * thread. Ownership: jobs are borrowed from submit until they are posted; `ud` is the caller's and outlives
  * the worker.
  *
@@ -46,7 +46,9 @@ kvs_status worker_create(worker **ret, const worker_ops *ops, void *ud, work_sin
 void worker_submit(worker *w, job *j);
 /* A job follows within a moment: wake up, and look out for it without sleeping.  Any thread; cheap if it is awake. */
 void worker_expect(worker *w);
-void worker_kick(worker *w);
+/* Loop: true if the job had not started and never will; its on_done still comes.  Any number of times before that. */
+bool worker_drop(worker *w, job *j);
+void worker_kick(worker *w);                                   /* a `stop` was set */
 void worker_share(worker *w, uint32_t tenant, uint32_t share); /* any thread; at least 1 */
 void worker_destroy(worker *w);                                /* NULL is fine */
 void worker_get_stats(const worker *w, worker_stats *ret);

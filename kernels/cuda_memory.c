@@ -42,6 +42,30 @@ static cuda_device *device_of(const cuda_mem *m)
     return (cuda_device *)m->base.dev;
 }
 
+/* Nothing runs on the GPU in calls that make, export, import and map memory.  So a code that they do not share with others (what
+ * they say when this process has no descriptors left, or of a client's odd handle) is a loss only if the context is gone. */
+static bool is_gone(cuda_device *d)
+{
+    size_t available, total;
+    cudaError_t e;
+
+    (void)cudaGetLastError();
+    e = cudaMemGetInfo(&available, &total);
+    if (e == cudaSuccess)
+        return false;
+    return cuda_failed(d, NULL, "cudaMemGetInfo", e) == KVS_E_DEVICE_LOST;
+}
+
+/* What is made of a status that such a call has had; *err holds its words. */
+static kvs_status of_memory(cuda_device *d, kvs_status s, kvs_err *err)
+{
+    if (s != KVS_E_DEVICE_LOST || is_gone(d))
+        return s;
+    if (err != NULL)
+        err->status = KVS_E_DEVICE;
+    return KVS_E_DEVICE;
+}
+
 static kvs_status mem_alloc(cuda_device *d, uint64_t n_pieces, cuda_mem **ret, kvs_err *err)
 {
     cuda_mem *m;
@@ -104,7 +128,7 @@ static kvs_status map_pieces(cuda_mem *m, kvs_err *err)
     e = d->driver.cuMemAddressReserve(&m->range, bytes, 0, 0, 0);
     if (e != CUDA_SUCCESS) {
         m->range = 0;
-        return cuda_failed_bytes(d, err, "cuMemAddressReserve", bytes, (int)e);
+        return of_memory(d, kvs_cuda_fail_bytes(err, "cuMemAddressReserve", bytes, (int)e), err);
     }
     m->range_bytes = bytes;
     at = m->range;
@@ -113,14 +137,14 @@ static kvs_status map_pieces(cuda_mem *m, kvs_err *err)
 
         e = d->driver.cuMemMap(at, p->bytes, 0, p->handle, 0);
         if (e != CUDA_SUCCESS)
-            return cuda_failed_bytes(d, err, "cuMemMap", p->bytes, (int)e);
+            return of_memory(d, kvs_cuda_fail_bytes(err, "cuMemMap", p->bytes, (int)e), err);
         p->at = at;
         p->mapped = true;
         at += p->bytes;
     }
     e = d->driver.cuMemSetAccess(m->range, bytes, &access, 1);
     if (e != CUDA_SUCCESS)
-        return cuda_failed_bytes(d, err, "cuMemSetAccess", bytes, (int)e);
+        return of_memory(d, kvs_cuda_fail_bytes(err, "cuMemSetAccess", bytes, (int)e), err);
     cuda_grant(d, m->range, bytes, m->is_read);
     return KVS_OK;
 }
@@ -133,13 +157,13 @@ static kvs_status piece_create(cuda_device *d, cuda_piece *p, uint64_t bytes, kv
     CUresult e = d->driver.cuMemCreate(&p->handle, bytes, &prop, 0);
 
     if (e != CUDA_SUCCESS)
-        return cuda_failed_bytes(d, err, "cuMemCreate", bytes, (int)e);
+        return of_memory(d, kvs_cuda_fail_bytes(err, "cuMemCreate", bytes, (int)e), err);
     p->has_handle = true;
     p->bytes = bytes;
     e = d->driver.cuMemExportToShareableHandle(&p->fd, p->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     if (e != CUDA_SUCCESS) {
         p->fd = -1;
-        return cuda_failed(d, err, "cuMemExportToShareableHandle", (int)e);
+        return of_memory(d, kvs_cuda_fail_bytes(err, "cuMemExportToShareableHandle", bytes, (int)e), err);
     }
     if (fcntl(p->fd, F_SETFD, FD_CLOEXEC) != 0)
         return kvs_fail(err, KVS_E_SYS, "F_SETFD: %s", strerror(errno));
@@ -240,9 +264,11 @@ static kvs_status piece_measure(cuda_device *d, cuda_piece *p, uint32_t i, uint6
     CUresult e = d->driver.cuMemAddressReserve(&at, most * d->granularity, 0, 0, 0);
 
     if (e != CUDA_SUCCESS)
-        return cuda_failed_bytes(d, err, "cuMemAddressReserve", most * d->granularity, (int)e);
+        return of_memory(d, kvs_cuda_fail_bytes(err, "cuMemAddressReserve", most * d->granularity, (int)e), err);
     units = measure(d, at, most, p->handle);
     (void)d->driver.cuMemAddressFree(at, most * d->granularity);
+    if (units == 0 && is_gone(d))
+        return kvs_fail(err, KVS_E_DEVICE_LOST, "descriptor %" PRIu32 ": the GPU was lost while it was looked at", i);
     if (units == 0 || units * d->granularity > room)
         return kvs_fail(err, KVS_E_LIMIT, "descriptor %" PRIu32 ": larger than the %" PRIu64 " bytes that are left", i,
                         room);
@@ -250,32 +276,25 @@ static kvs_status piece_measure(cuda_device *d, cuda_piece *p, uint32_t i, uint6
     return KVS_OK;
 }
 
-/* A client's handle was refused: its fault, unless the context is gone as well. */
-static kvs_status import_refused(cuda_device *d, kvs_err *err, const char *call, int error)
+/* A client's handle was refused: its fault, unless there is no room for it, or the context is gone as well. */
+static kvs_status import_refused(cuda_device *d, int error)
 {
-    size_t available, total;
-    cudaError_t e;
-
-    (void)cudaGetLastError();
-    e = cudaMemGetInfo(&available, &total);
-    if (e != cudaSuccess)
-        return cuda_failed(d, err, call, e);
-    return kvs_fail(err, KVS_E_INVALID, "%s: %s (%d)", call, cudaGetErrorName((cudaError_t)error), error);
+    if (error == cudaErrorMemoryAllocation)
+        return KVS_E_NO_SPACE;
+    return is_gone(d) ? KVS_E_DEVICE_LOST : KVS_E_INVALID;
 }
 
 static kvs_status piece_import(cuda_device *d, cuda_piece *p, int fd, uint32_t i, uint64_t room, kvs_err *err)
 {
     CUmemAllocationProp prop;
     CUresult e;
-    kvs_status s;
 
     e = d->driver.cuMemImportFromShareableHandle(&p->handle, (void *)(uintptr_t)fd,
                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
-    if (e != CUDA_SUCCESS) {
-        s = import_refused(d, err, "cuMemImportFromShareableHandle", (int)e);
-        return kvs_fail(err, s, "descriptor %" PRIu32 ": not device memory exported as a descriptor (%s)", i,
+    if (e != CUDA_SUCCESS)
+        return kvs_fail(err, import_refused(d, (int)e),
+                        "descriptor %" PRIu32 ": not device memory exported as a descriptor (%s)", i,
                         cudaGetErrorName((cudaError_t)e));
-    }
     p->has_handle = true;
     /* Only now: what is no device memory may be a file whose close, which is ours to do then, takes as long as a client likes. */
     p->fd = fcntl(fd, F_DUPFD_CLOEXEC, 3);
@@ -283,7 +302,7 @@ static kvs_status piece_import(cuda_device *d, cuda_piece *p, int fd, uint32_t i
         return kvs_fail(err, KVS_E_SYS, "descriptor %" PRIu32 ": F_DUPFD_CLOEXEC: %s", i, strerror(errno));
     e = d->driver.cuMemGetAllocationPropertiesFromHandle(&prop, p->handle);
     if (e != CUDA_SUCCESS)
-        return cuda_failed(d, err, "cuMemGetAllocationPropertiesFromHandle", (int)e);
+        return of_memory(d, kvs_cuda_fail(err, "cuMemGetAllocationPropertiesFromHandle", (int)e), err);
     if (prop.location.type != CU_MEM_LOCATION_TYPE_DEVICE || prop.location.id != d->ordinal)
         return kvs_fail(err, KVS_E_INVALID,
                         "descriptor %" PRIu32 ": memory of location type %d, number %d, not of GPU %d", i,
@@ -308,7 +327,6 @@ static kvs_status open_ipc(cuda_device *d, cuda_piece *p, const uint8_t handle[6
 {
     cudaIpcMemHandle_t h;
     cudaError_t e;
-    kvs_status s;
     CUresult r;
     CUdeviceptr base = 0;
     size_t bytes = 0;
@@ -318,15 +336,15 @@ static kvs_status open_ipc(cuda_device *d, cuda_piece *p, const uint8_t handle[6
     e = cudaIpcOpenMemHandle(&p->opened, h, cudaIpcMemLazyEnablePeerAccess);
     if (e != cudaSuccess) {
         p->opened = NULL;
-        s = import_refused(d, err, "cudaIpcOpenMemHandle", e);
-        return kvs_fail(err, s,
+        (void)cudaGetLastError();
+        return kvs_fail(err, import_refused(d, (int)e),
                         "IPC handle %" PRIu32 ": the driver does not open it (%s); VMM memory has none, its owner must "
                         "live and be another process",
                         i, cudaGetErrorName(e));
     }
     r = d->driver.cuMemGetAddressRange(&base, &bytes, (CUdeviceptr)(uintptr_t)p->opened);
     if (r != CUDA_SUCCESS)
-        return cuda_failed(d, err, "cuMemGetAddressRange", (int)r);
+        return of_memory(d, kvs_cuda_fail(err, "cuMemGetAddressRange", (int)r), err);
     p->at = (uint64_t)(uintptr_t)p->opened;
     p->bytes = bytes - (p->at - base);
     if (p->bytes > room)

@@ -79,26 +79,33 @@ static void nap(uint64_t ns)
     (void)clock_nanosleep(CLOCK_MONOTONIC, 0, &(struct timespec){.tv_sec = 0, .tv_nsec = (long)ns}, NULL);
 }
 
+/* An event that is not reached must not be what the next launch finds when it asks for its error. */
+static cudaError_t query(cudaEvent_t event)
+{
+    cudaError_t e = cudaEventQuery(event);
+
+    if (e == cudaErrorNotReady)
+        (void)cudaGetLastError();
+    return e;
+}
+
 /* Sleep while a copy cannot be done yet, spin when it is about to be, and then leave the rest to the driver or look again
  * from time to time. */
 static cudaError_t event_wait(const cuda_queue *q, cudaEvent_t event, uint64_t earliest)
 {
-    cudaError_t e = cudaEventQuery(event);
+    cudaError_t e = query(event);
     uint64_t now = now_ns(), end;
 
     /* Estimates are of milliseconds; a second is a queue that is very full, and no reason to oversleep. */
     if (e == cudaErrorNotReady && earliest > now + 2 * EARLY_NS && earliest - now < 1000000000u)
         nap(earliest - now - EARLY_NS);
     for (end = now_ns() + SPIN_NS; e == cudaErrorNotReady && now_ns() < end;)
-        e = cudaEventQuery(event);
+        e = query(event);
     while (e == cudaErrorNotReady && q->copies) {
         nap(STEP_NS);
-        e = cudaEventQuery(event);
+        e = query(event);
     }
-    if (e != cudaErrorNotReady)
-        return e;
-    (void)cudaGetLastError();
-    return cudaEventSynchronize(event);
+    return e != cudaErrorNotReady ? e : cudaEventSynchronize(event);
 }
 
 /* Whatever it is that goes wrong here: what was queued is in an unknown state. */

@@ -4,9 +4,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Most requests are smaller than this; a larger frame makes the buffer grow once. */
-enum { FRAME_START_BYTES = 16384 };
-
 /* What stands at r->start.  Only FRAME_BROKEN changes the reader. */
 enum frame_at { FRAME_NONE, FRAME_UNFINISHED, FRAME_WHOLE, FRAME_BROKEN };
 
@@ -118,9 +115,20 @@ frame_span frame_want(frame_reader *r)
     room = r->cap - r->end;
     /* The queue is this frame's until the frame is taken.  Bytes behind it could bring the next frame's descriptors,
      * and both together may be above the limit although the client kept to it. */
-    if (r->n_fds != 0 && r->end < whole)
+    if ((r->n_fds != 0 || whole > FRAME_START_BYTES) && r->end < whole)
         room = whole - r->end;
     return (frame_span){r->buf + r->end, room};
+}
+
+size_t frame_need(const frame_reader *r)
+{
+    size_t need = FRAME_START_BYTES;
+    wire_header h;
+
+    if (r->broken == KVS_OK && r->end - r->start >= WIRE_HEADER_BYTES &&
+        wire_header_decode(r->buf + r->start, r->body_max, &h, NULL) == KVS_OK && frame_bytes(&h) > need)
+        need = frame_bytes(&h);
+    return need > r->cap ? need : r->cap;
 }
 
 kvs_status frame_got(frame_reader *r, size_t n, const int *fds, size_t n_fds, kvs_err *err)

@@ -17,6 +17,9 @@
 #include "proto/status.h"
 #include "proto/wire.h"
 
+/* Most requests are smaller than this; a larger frame makes the buffer grow once. */
+enum { FRAME_START_BYTES = 16384 };
+
 typedef struct frame_span {
     uint8_t *base;
     size_t len;
@@ -30,7 +33,8 @@ typedef struct frame {
 
 typedef struct frame_reader {
     uint32_t body_max;
-    uint8_t *buf; /* starts small; grows to one frame of at most body_max after its header has been checked */
+    uint8_t *
+        buf; /* starts small, FRAME_START_BYTES; grows to one frame of at most body_max after its header has been checked */
     size_t cap, start, end;
     int fds[WIRE_MAX_FDS]; /* arrived, not yet claimed by a frame; oldest first */
     size_t n_fds;
@@ -42,9 +46,12 @@ void frame_reader_init(frame_reader *r, uint32_t body_max);
 void frame_reader_fini(frame_reader *r); /* any number of times; closes unclaimed descriptors */
 
 /* Room for the next bytes.  Take every whole frame first: len is 0 when the buffer is full of them, when memory ran out
- * and when the reader is broken, never otherwise.  While an unfinished frame's descriptors wait, it is just what that frame
- * still needs: never read more than is offered. */
+ * and when the reader is broken, never otherwise.  While an unfinished frame's descriptors wait, or it is a large
+ * one, it is just what that frame still needs: never read more than is offered. */
 frame_span frame_want(frame_reader *r);
+
+/* Bytes that the buffer will have after the next frame_want: more than now if a large frame's header is there. */
+size_t frame_need(const frame_reader *r);
 
 /* `n` bytes have arrived at frame_want's place, and `n_fds` descriptors with them, which the reader owns from here on,
  * also on failure.  E_PROTO / E_LIMIT are final: sync is lost, every queued descriptor has been closed. */

@@ -175,17 +175,23 @@ kvs_status kvs_counter_page(kvs_client *c, kvs_counters *ret, kvs_err *err)
 
 kvs_status kvs_counter_set(kvs_client *c, uint32_t counter, uint64_t value, kvs_err *err)
 {
-    kvs_counters page = {0};
-    kvs_status s = kvs_counter_page(c, &page, err);
+    kvs_status s = client_check_own(c, err);
+    counter_page *p;
 
     if (s != KVS_OK)
         return s;
-    if (counter >= page.n)
-        return kvs_fail(err, KVS_E_RANGE, "counter: %u is outside 0..%u", counter, page.n - 1);
-    if (value > WIRE_COUNTER_MAX)
-        return kvs_fail(err, KVS_E_RANGE, "counter %u: value %llu is 2^62 or more", counter, (unsigned long long)value);
-    __atomic_store_n(&page.client[counter].value, value, __ATOMIC_RELEASE);
-    return KVS_OK;
+    (void)pthread_mutex_lock(&c->mu); /* else the page could be an old one by now, and its value not be carried over */
+    p = page_now(c);
+    if (p == NULL)
+        s = kvs_fail(err, KVS_E_AWAY, "counters: never connected yet");
+    else if (counter >= p->n)
+        s = kvs_fail(err, KVS_E_RANGE, "counter: %u is outside 0..%u", counter, p->n - 1);
+    else if (value > WIRE_COUNTER_MAX)
+        s = kvs_fail(err, KVS_E_RANGE, "counter %u: value %llu is 2^62 or more", counter, (unsigned long long)value);
+    else
+        __atomic_store_n(&client_half(p)[counter].value, value, __ATOMIC_RELEASE);
+    (void)pthread_mutex_unlock(&c->mu);
+    return s;
 }
 
 /* A page that is looked at must not be unmapped meanwhile, so each look is under the lock; mu is not held outside. */

@@ -90,9 +90,9 @@ struct kvs_request {
     uint16_t op;
     kvs_status status;
     kvs_err err;
-    uint32_t n; /* items asked for */
-    kvs_ns *ns; /* OPEN, CREATE, ATTACH, IMPORT; tracking */
-    kvs_region *region; /* whose slots the reply speaks of, or which it makes */
+    uint32_t n;            /* items asked for */
+    kvs_ns *ns;            /* OPEN, CREATE, ATTACH, IMPORT; tracking */
+    kvs_region *region;    /* whose slots the reply speaks of, or which it makes */
     void *items;           /* [n] results, by op; may be NULL */
     void *ret;             /* single result, by op */
     const void *args;      /* the caller's struct: keys and slots for tracking */
@@ -276,7 +276,8 @@ struct kvs_client {
     bool pages_stuck; /* a stream may still wait on one: they are never unmapped */
     kvs_stream *streams;
     bool entry_used[WIRE_COUNTERS]; /* of the daemon's half: a stream waits for it */
-    pthread_mutex_t gpu_mu; /* held around calls of a driver, by which pages and regions are mapped; mu is taken inside */
+    pthread_mutex_t
+        gpu_mu; /* held around calls of a driver, by which pages and regions are mapped; mu is taken inside */
 
     uint32_t watch_mask;
     kvs_event *events; /* [CLIENT_EVENTS] ring */
@@ -291,6 +292,7 @@ bool client_turn(kvs_client *c, const kvs_request *r, int64_t deadline);
 /* The same for a waiter whose wish may come true without the socket: it looks up ten times a second while it reads. */
 bool client_turn_for_any(kvs_client *c, int64_t deadline);
 void client_read_once(kvs_client *c); /* take in what is there, if nobody reads */
+void client_take_read(kvs_client *c); /* what has been read already: no poll tells of it.  Nobody reads */
 void client_leave(kvs_client *c);     /* done waiting: let another waiter read; unlocks mu */
 void client_wake_general(kvs_client *c);
 __attribute__((format(printf, 2, 3))) void client_lost(kvs_client *c, const char *fmt, ...);

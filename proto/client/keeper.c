@@ -332,10 +332,11 @@ static kvs_status register_all(kvs_client *c, fresh *n, kvs_err *err)
     return s == KVS_OK ? rewatch(c, n, err) : s;
 }
 
-/* mu is held: regions that were closed while they were being registered. */
-static void bury_regions(kvs_client *c)
+/* mu is held.  Regions that were closed while they were being registered; to be destroyed without it, for that may take a
+ * driver. */
+static kvs_region *bury_regions(kvs_client *c)
 {
-    kvs_region **p = &c->regions;
+    kvs_region **p = &c->regions, *dead = NULL;
 
     while (*p != NULL) {
         kvs_region *r = *p;
@@ -351,8 +352,10 @@ static void bury_regions(kvs_client *c)
         wire_put_region_close_req(&o, &q);
         if (c->state == LINK_UP && r->new_status == KVS_OK)
             chore_add(c, WIRE_REGION_CLOSE, &o);
-        region_destroy(r);
+        r->next = dead;
+        dead = r;
     }
+    return dead;
 }
 
 static void server_set(kvs_client *c, const fresh *n)
@@ -410,6 +413,7 @@ static kvs_status publish(kvs_client *c, fresh *n, kvs_err *err)
     c->events_lost_seen = 0;
     c->up_since = clock_ns();
     c->state = LINK_UP;
+    client_take_read(c); /* events behind the last reply */
     for (waiter *w = c->waiters; w != NULL; w = w->next)
         (void)pthread_cond_signal(&w->cond);
     return KVS_OK;
@@ -417,6 +421,7 @@ static kvs_status publish(kvs_client *c, fresh *n, kvs_err *err)
 
 kvs_status keeper_attempt(kvs_client *c, kvs_err *err)
 {
+    kvs_region *dead;
     fresh n = {0};
     kvs_status s = link_open(&n.link, c->path, c->wake_fd, deadline_in(c->connect_timeout_ms), err);
 
@@ -432,8 +437,14 @@ kvs_status keeper_attempt(kvs_client *c, kvs_err *err)
     if (s == KVS_OK)
         s = publish(c, &n, err);
     c->registering = false;
-    bury_regions(c);
+    dead = bury_regions(c);
     (void)pthread_mutex_unlock(&c->mu);
+    while (dead != NULL) {
+        kvs_region *r = dead;
+
+        dead = r->next;
+        region_destroy(r);
+    }
     free(n.body);
     if (s == KVS_OK)
         return s;

@@ -8,13 +8,15 @@
  *
  * Threads: every call may be made from any thread, at the same time, on one handle, but kvs_close (last) and, for one
  * region or request, its close or end.  The library has one thread of its own for each handle; it sleeps until the daemon
- * goes away.  After fork() the child must not use the handle: calls answer E_STATE, kvs_close frees the child's copy.
+ * goes away.  After fork() the child must not use the handle: calls answer E_STATE (kvs_server_get: zeros),
+ * kvs_close frees the child's copy.
  *
  * Ownership: what a call returns as ret_* of an opaque type is the caller's until the close, end or free named beside it.
  * Arguments are borrowed for the call; those of kvs_submit_* until kvs_request_end.  kvs_err may always be NULL.
  *
- * Time: timeout_ms of 0 means the handle's default.  No call blocks past it, whatever the daemon does, and none raises
- * SIGPIPE or ends the process.  The daemon is given a little less, so that its own answer usually comes first.
+ * Time: timeout_ms of 0 means the handle's default.  No call blocks past it, whatever the daemon does, but for what a GPU takes
+ * (see "order with a GPU's streams"), and none raises SIGPIPE or ends the process.  The daemon is given a little less, so that
+ * its own answer usually comes first.
  *
  * Errors of every call: E_AWAY (no daemon now; the handle goes on by itself), E_DEADLINE (no answer in time: see
  * kvs_settle), E_BUSY (no credit or no answer), E_PROTO (the daemon sent nonsense; it was hung up on), E_LIMIT,
@@ -83,8 +85,8 @@ typedef struct kvs_options {
  * full, or no answer came, until the timeout; E_DENIED; E_VERSION; E_SYS (descriptor limit and the like). */
 KVS_API kvs_status kvs_connect(kvs_client **ret, const kvs_options *o, kvs_err *err);
 
-/* Hang up and free the handle with all its namespaces, regions (unmapped) and requests.  NULL is fine.  No other call on
- * the handle may be running or follow. */
+/* Hang up and free the handle with all its namespaces, regions (unmapped), requests, streams and packs, these two as their own
+ * close does.  NULL is fine.  No other call on the handle may be running or follow. */
 KVS_API void kvs_close(kvs_client *c);
 
 typedef struct kvs_server {
@@ -256,7 +258,9 @@ KVS_API kvs_status kvs_counter_wait(kvs_client *c, uint64_t generation, kvs_mark
  *                                 sends.  KVS_MARK_NOW as `after` says that you have done so, or need not.
  *   a stream:                     the request is sent at once and begins when the stream has got there.
  *   `after`:                      a counter that you raise, kvs_stream_signal for one.
- * A failed wait (E_DEVICE, E_STATE: a stream is being captured) sends nothing. */
+ * A failed wait (E_DEVICE, E_STATE: a stream is being captured) sends nothing.  A wait for the GPU takes as long as the GPU does:
+ * no driver's call has a deadline, and the first way waits for all that its streams wait for.  The request's own time begins
+ * when that is over.  The second and third wait for nothing but room in the stream's queue. */
 
 /* A CUDA stream (CUstream or cudaStream_t; NULL: the default stream of the calling thread's context) with entries
  * first_counter..first_counter + n_counters - 1 of both halves of the counter page, which are its own from now on: of the
@@ -359,7 +363,8 @@ KVS_API kvs_status kvs_store(const kvs_store_args *a, uint32_t timeout_ms, kvs_e
 
 /* n private slots to fill: all or none. */
 KVS_API kvs_status kvs_slot_take(kvs_region *r, uint32_t n, kvs_slot *ret, uint32_t timeout_ms, kvs_err *err);
-/* End of use, once `after` is reached (NULL: when the GPU is done with them).  results [n] or NULL. */
+/* End of use, once `after` is reached (NULL: when the GPU is done with them).  results [n] or NULL.  E_AWAY: somebody may read
+ * them still, so they are offered to the daemon when it is back; drop them then. */
 KVS_API kvs_status kvs_slot_drop(kvs_region *r, const kvs_slot *slots, uint32_t n, const kvs_mark *after,
                                  kvs_status *results, uint32_t timeout_ms, kvs_err *err);
 

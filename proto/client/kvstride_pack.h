@@ -18,7 +18,8 @@
  * outlive the pack.  Arguments are copied, but for `results`, which is borrowed until kvs_request_end.
  *
  * What a dying engine leaves behind: staging slots that go with its connection, and no key without its bytes.  After a
- * restart of the daemon the pack gets itself new staging slots at the next request. */
+ * restart of the daemon the pack gets itself new staging slots at the next request, on the GPU where the first ones were; if the
+ * daemon has none there any more, E_NOT_FOUND or E_STALE. */
 
 #include "kvstride.h"
 

@@ -131,7 +131,8 @@ static void put_slots(wire_out *o, const kvs_slot *slots, uint32_t n)
     }
 }
 
-/* Slots of a daemon that is gone, in a region that the new one took back without them. */
+/* Slots of a daemon that is gone, in a region that the new one took back without them.  Behind call_begin: of a later
+ * connection than that one's the request is not, however long there was something to wait for. */
 static kvs_status slots_check(kvs_region *r, const kvs_slot *slots, uint32_t n, kvs_err *err)
 {
     kvs_status s = KVS_OK;
@@ -425,8 +426,6 @@ static kvs_status load_check(const kvs_load_args *a, kvs_err *err)
         s = mark_check(a->after, a->signal, err);
     if (s == KVS_OK && a->stream != NULL && (a->after != NULL || a->signal != NULL))
         s = kvs_fail(err, KVS_E_INVALID, "%s: not with a stream, which has its own", a->after ? "after" : "signal");
-    if (s == KVS_OK && a->slots != NULL)
-        s = slots_check(a->region, a->slots, a->n, err);
     if (s == KVS_OK && a->slots != NULL) /* what the daemon chooses nobody has touched */
         s = stream_settle(a->region, a->after, a->stream, err);
     return s;
@@ -477,6 +476,8 @@ static kvs_status build_load(call *k, kvs_request *r, const void *args, uint32_t
     if (s != KVS_OK)
         return s;
     s = call_place(k, a->ns, a->region, &q.ns, &q.region, err);
+    if (s == KVS_OK && a->slots != NULL)
+        s = slots_check(a->region, a->slots, a->n, err);
     if (s == KVS_OK)
         s = load_marks(k, a, &q, err);
     fill_load(a, &q);
@@ -518,8 +519,6 @@ static kvs_status store_check(const kvs_store_args *a, kvs_err *err)
         s = kvs_fail(err, KVS_E_INVALID, "parent: none, but first_depth is %u", a->first_depth);
     if (s == KVS_OK && a->stream != NULL && a->after != NULL)
         s = kvs_fail(err, KVS_E_INVALID, "after: not with a stream, which has its own");
-    if (s == KVS_OK)
-        s = slots_check(a->region, a->slots, a->n, err);
     return s == KVS_OK ? stream_settle(a->region, a->after, a->stream, err) : s;
 }
 
@@ -541,6 +540,8 @@ static kvs_status build_store(call *k, kvs_request *r, const void *args, uint32_
     if (s != KVS_OK)
         return s;
     s = call_place(k, a->ns, a->region, &q.ns, &q.region, err);
+    if (s == KVS_OK)
+        s = slots_check(a->region, a->slots, a->n, err);
     put_mark(a->after, &q.after_counter, &q.after_value);
     put_mark(a->signal, &q.signal_counter, &q.signal_value);
     if (s == KVS_OK && a->stream != NULL) {
@@ -614,8 +615,6 @@ static kvs_status build_slot_drop(call *k, kvs_request *r, const void *args, uin
     if (s == KVS_OK)
         s = mark_check(a->after, NULL, err);
     if (s == KVS_OK)
-        s = slots_check(a->region, a->slots, a->n, err);
-    if (s == KVS_OK)
         s = stream_settle(a->region, a->after, NULL, err);
     if (s == KVS_OK)
         s = call_begin(k, a->region->c, r, WIRE_SLOT_DROP,
@@ -623,6 +622,8 @@ static kvs_status build_slot_drop(call *k, kvs_request *r, const void *args, uin
     if (s != KVS_OK)
         return s;
     s = call_region(k, a->region, &q.region, err);
+    if (s == KVS_OK)
+        s = slots_check(a->region, a->slots, a->n, err);
     put_mark(a->after, &q.after_counter, &q.after_value);
     wire_put_slot_drop_req(&k->out, &q);
     put_slots(&k->out, a->slots, a->n);

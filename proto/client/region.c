@@ -56,7 +56,7 @@ static bool shape_is_sound(const kvs_region *r, const wire_region_rep *v, uint32
         return false;
     if (r->info.kind == KVS_REGION_SCRATCH)
         return v->n_slots == 0;
-    return v->n_slots > 0 && v->slot_stride >= slot_bytes && v->slot_stride > 0 &&
+    return v->n_slots > 0 && v->slot_stride >= slot_bytes && v->slot_stride > 0 && v->slot_stride % 16 == 0 &&
            v->n_slots <= v->bytes / v->slot_stride && (r->info.n_slots == 0 || v->n_slots == r->info.n_slots);
 }
 
@@ -314,6 +314,21 @@ static void close_later(kvs_client *c, const kvs_region *r)
     chore_add(c, WIRE_REGION_CLOSE, &o);
 }
 
+/* The reply to a request writes to the region's table of slots. */
+static kvs_status unused_check(kvs_client *c, const kvs_region *r, kvs_err *err)
+{
+    kvs_status s = client_check_own(c, err);
+
+    if (s != KVS_OK)
+        return s;
+    (void)pthread_mutex_lock(&c->mu);
+    client_read_once(c); /* what is answered is not in flight */
+    if (client_region_in_flight(c, r))
+        s = kvs_fail(err, KVS_E_BUSY, "region: a request in flight uses it");
+    client_leave(c);
+    return s;
+}
+
 kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err)
 {
     wire_region_close_req q = {0};
@@ -321,10 +336,11 @@ kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err)
     kvs_client *c = r->c;
     bool keeper_frees;
     call k;
-    kvs_status s = call_begin(&k, c, &req, WIRE_REGION_CLOSE, WIRE_region_close_req_BYTES, timeout_ms, err);
+    kvs_status s = unused_check(c, r, err);
 
-    if (s == KVS_E_STATE)
+    if (s != KVS_OK)
         return s;
+    s = call_begin(&k, c, &req, WIRE_REGION_CLOSE, WIRE_region_close_req_BYTES, timeout_ms, err);
     if (s == KVS_OK && call_region(&k, r, &q.region, NULL) == KVS_OK) {
         wire_put_region_close_req(&k.out, &q);
         s = call_run(&k, err);
@@ -334,10 +350,6 @@ kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err)
     if (s == KVS_E_AWAY || s == KVS_E_STALE)
         s = KVS_OK; /* it went with the connection */
     (void)pthread_mutex_lock(&c->mu);
-    if (client_region_in_flight(c, r)) {
-        (void)pthread_mutex_unlock(&c->mu);
-        return kvs_fail(err, KVS_E_BUSY, "region: a request in flight uses it");
-    }
     if (s == KVS_E_DEADLINE && k.generation == c->server.generation)
         close_later(c, r);
     keeper_frees = c->registering;
@@ -481,12 +493,33 @@ static bool is_offered(const track *t)
     return t->holds > 0 && !t->lost && (!t->shared || t->known);
 }
 
-uint32_t region_n_entries(const kvs_region *r)
+/* Entries that may be used to name a slot again: a daemon takes as many as there are slots. */
+static uint32_t spare_entries(const kvs_region *r)
 {
-    uint32_t n = 0;
+    uint32_t n = r->info.n_slots;
 
     for (uint32_t i = 0; r->track != NULL && i < r->info.n_slots; i++)
-        n += is_offered(&r->track[i]);
+        n -= is_offered(&r->track[i]);
+    return n;
+}
+
+/* How often an offered slot is named: each time brings a hold, and who had two of them will end two. */
+static uint32_t times_offered(const track *t, uint32_t *spare)
+{
+    uint32_t again = t->shared ? t->holds - 1 : 0;
+
+    again = again < *spare ? again : *spare;
+    *spare -= again;
+    return 1 + again;
+}
+
+uint32_t region_n_entries(const kvs_region *r)
+{
+    uint32_t n = 0, spare = spare_entries(r);
+
+    for (uint32_t i = 0; r->track != NULL && i < r->info.n_slots; i++)
+        if (is_offered(&r->track[i]))
+            n += times_offered(&r->track[i], &spare);
     return n;
 }
 
@@ -500,6 +533,7 @@ size_t region_attach_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t
                                 .mode = WIRE_ATTACH_REOFFER,
                                 .n_entries = region_n_entries(r)};
     wire_out o = {.base = buf, .cap = cap};
+    uint32_t spare = spare_entries(r);
 
     memcpy(q.token, r->info.token, sizeof q.token);
     wire_put_region_attach_req(&o, &q);
@@ -511,25 +545,24 @@ size_t region_attach_body(const kvs_region *r, uint32_t ns, uint8_t *buf, size_t
             continue;
         if (t->shared)
             memcpy(e.key, t->key, sizeof e.key);
-        wire_put_region_entry(&o, &e);
+        for (uint32_t n = times_offered(t, &spare); n > 0; n--)
+            wire_put_region_entry(&o, &e);
     }
     return o.len;
 }
 
 void region_entries_done(kvs_region *r, const uint8_t *status)
 {
-    uint32_t at = 0;
+    uint32_t at = 0, spare = spare_entries(r);
 
     for (uint32_t i = 0; r->track != NULL && i < r->info.n_slots; i++) {
         track *t = &r->track[i];
-        bool offered = is_offered(t);
+        uint32_t n = is_offered(t) ? times_offered(t, &spare) : 0;
 
         if (t->holds == 0 || t->lost)
             continue;
-        t->holds = 1; /* all that a new daemon grants */
-        if (!offered || status == NULL || wire_at_u32(status, at++) != KVS_OK) {
-            t->lost = true;
-            t->holds = 0;
-        }
+        for (t->holds = 0; status != NULL && n > 0; n--)
+            t->holds += wire_at_u32(status, at++) == KVS_OK;
+        t->lost = t->holds == 0;
     }
 }

@@ -179,7 +179,8 @@ kvs_status bench_user_end(bench_flight *f, kvs_err *err)
     if (f->request == NULL)
         return KVS_OK;
     s = kvs_wait(f->request, BENCH_CALL_MS, err);
-    ended = kvs_request_end(f->request, s == KVS_OK ? err : NULL); /* unanswered: its arguments are the caller's again */
+    ended =
+        kvs_request_end(f->request, s == KVS_OK ? err : NULL); /* unanswered: its arguments are the caller's again */
     f->request = NULL;
     return s == KVS_OK ? ended : s;
 }

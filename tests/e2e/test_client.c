@@ -270,6 +270,37 @@ Test(client_e2e, outlives_a_daemon_that_is_killed_and_started_again)
     daemon_fini(&d);
 }
 
+/* Two users of a slot, each with a hold: the first one's drop must not give the second one's block away. */
+Test(client_e2e, keeps_each_hold_of_a_slot_over_a_restart)
+{
+    daemon_fixture d;
+    engine e = {0};
+    uint8_t key[32];
+    kvs_load_result loaded[2];
+    kvs_load_args a = {.n = 1, .keys = key};
+
+    daemon_init(&d);
+    cr_assert(daemon_start(&d, CONFIG));
+    engine_open(&e, &d);
+    keys_fill(key, 1, 8);
+    store(&e, key, 1, 0x10);
+    a.ns = e.ns;
+    a.region = e.region;
+    for (int i = 0; i < 2; i++) {
+        a.results = &loaded[i];
+        OK(kvs_load(&a, 0, &err));
+    }
+    cr_assert_eq(loaded[0].slot.slot, loaded[1].slot.slot);
+    (void)daemon_stop(&d, SIGKILL);
+    cr_assert(daemon_start(&d, CONFIG));
+    OK(kvs_wait_up(e.c, 1, 0, &err));
+    for (int i = 0; i < 2; i++)
+        OK(kvs_slot_drop(e.region, &loaded[i].slot, 1, NULL, NULL, 0, &err));
+    cr_assert_neq(kvs_slot_drop(e.region, &loaded[0].slot, 1, NULL, NULL, 0, &err), KVS_OK);
+    kvs_close(e.c);
+    daemon_fini(&d);
+}
+
 Test(client_e2e, reports_busy_while_the_daemon_is_stopped_and_works_again_after)
 {
     daemon_fixture d;

@@ -562,6 +562,7 @@ DRIVER cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, uint64_t handle, un
 DRIVER cuMemUnmap(CUdeviceptr p, size_t bytes);
 DRIVER cuMemUnmap(CUdeviceptr p, size_t bytes)
 {
+    CALLED();
     return mmap((void *)(uintptr_t)p, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED;
 }
 

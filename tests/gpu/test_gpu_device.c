@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -368,6 +369,59 @@ static bool imports_that_are_wrong_are_refused(device *d)
     return good;
 }
 
+/* The daemon is at its limit of open files: that is no reason to give up on the GPU. */
+static bool without_descriptors_nothing_is_lost(device *d)
+{
+    struct rlimit had, tight;
+    device_mem *m = create(d, 2 * MiB), *none = NULL;
+    int fds[1], first;
+    device_import in = {WIRE_MEMORY_CUDA_VMM, fds, 1, GiB, NULL, 0, NULL};
+    kvs_err err = {.msg = ""};
+    kvs_status made, imported;
+    bool good = m != NULL && getrlimit(RLIMIT_NOFILE, &had) == 0;
+
+    if (!good)
+        return false;
+    fds[0] = d->ops->mem_fd(m, 0);
+    first = dup(fds[0]); /* all below it are taken */
+    (void)close(first);
+    tight = (struct rlimit){(rlim_t)first, had.rlim_max};
+    good = setrlimit(RLIMIT_NOFILE, &tight) == 0;
+    made = d->ops->mem_create(d, 2 * MiB, &none, &err);
+    (void)printf("      made: %s: %s\n", kvs_status_name(made), err.msg);
+    imported = d->ops->mem_import(d, &in, &none, &err);
+    (void)printf("      imported: %s: %s\n", kvs_status_name(imported), err.msg);
+    (void)setrlimit(RLIMIT_NOFILE, &had);
+    if (made == KVS_OK || made == KVS_E_DEVICE_LOST || imported != KVS_E_SYS)
+        good = GPU_FAIL("%s, %s", kvs_status_name(made), kvs_status_name(imported));
+    d->ops->mem_close(m);
+    m = create(d, 2 * MiB);
+    good = good && m != NULL;
+    d->ops->mem_close(m);
+    return good;
+}
+
+/* What a wait has found not ready is no error of the launch that follows it. */
+static bool a_wait_leaves_no_error_behind(device *d)
+{
+    device_mem *m = create(d, 64 * MiB);
+    pair p;
+    device_copy c;
+    cudaError_t e;
+    bool good = pair_open(&p, d, 64 * MiB) && m != NULL;
+
+    if (!good)
+        return false;
+    c = (device_copy){base_of(m), p.host, 64 * MiB}; /* a millisecond or more: the first look comes too early */
+    good = copy_and_wait(p.load, &c, 1);
+    e = cudaPeekAtLastError();
+    if (e != cudaSuccess)
+        good = GPU_FAIL("%s", cudaGetErrorName(e));
+    d->ops->mem_close(m);
+    pair_close(&p);
+    return good;
+}
+
 /* --- an engine process ------------------------------------------------------------------------------------------ */
 
 enum { OWNED = 192 << 20, PATTERN = 0x3C };
@@ -675,6 +729,8 @@ static const gpu_test tests[] = {
     {"daemon_region_is_zero_and_round_trips", daemon_region_is_zero_and_round_trips},
     {"vmm_import_outlives_the_creator", vmm_import_outlives_the_creator},
     {"imports_that_are_wrong_are_refused", imports_that_are_wrong_are_refused},
+    {"without_descriptors_nothing_is_lost", without_descriptors_nothing_is_lost},
+    {"a_wait_leaves_no_error_behind", a_wait_leaves_no_error_behind},
     {"engine_memory_by_ipc_round_trips", engine_memory_by_ipc_round_trips},
     {"a_killed_engine_leaves_the_device_well", a_killed_engine_leaves_the_device_well},
     {"memory_comes_back", memory_comes_back},

@@ -589,6 +589,116 @@ Test(conn, counts_what_unread_replies_take_not_what_they_say)
     end();
 }
 
+enum { LARGE = 60000 };
+
+/* A PING of `len` bytes of which `part` come, header included. */
+static void send_some(raw_client *c, uint64_t id, uint32_t len, size_t part)
+{
+    static uint8_t bytes[WIRE_HEADER_BYTES + LARGE];
+
+    wire_header_encode(&(wire_header){.op = WIRE_PING, .id = id, .body_len = len}, bytes);
+    cr_assert(raw_write(c, bytes, part, NULL, 0));
+}
+
+static void send_part(raw_client *c, uint64_t id, size_t part)
+{
+    send_some(c, id, LARGE, part);
+}
+
+static void send_rest(raw_client *c, size_t part)
+{
+    static uint8_t zeros[WIRE_HEADER_BYTES + LARGE];
+
+    cr_assert(raw_write(c, zeros, sizeof zeros - part, NULL, 0));
+}
+
+static bool is_partial_large(void *ud)
+{
+    (void)ud;
+    return h.host.in_bytes >= LARGE - FRAME_START_BYTES;
+}
+
+static bool has_two_clients(void *ud)
+{
+    (void)ud;
+    return h.host.n_clients == 2;
+}
+
+static bool has_waiting(void *ud)
+{
+    (void)ud;
+    return h.host.waiting != NULL;
+}
+
+/* Symptom: large frames that were being read took limits.max_clients times limits.max_body_bytes, for each tenant. */
+Test(conn, reads_large_frames_within_the_memory_and_lets_the_others_wait)
+{
+    raw_client first, second, third, fourth;
+
+    begin();
+    h.config.memory_bytes = 80000;
+    h.config.frame_timeout_ms = 300;
+    join_client(&first);
+    join_client(&second);
+    join_client(&third);
+    join_client(&fourth);
+    send_part(&first, 1, 20000);
+    cr_assert(loop_until(&h.loop, is_partial_large, NULL, 5000));
+    send_part(&second, 2, WIRE_HEADER_BYTES + LARGE);
+    cr_assert(loop_until(&h.loop, has_waiting, NULL, 5000));
+    send_part(&third, 3, 20000);
+    cr_assert(raw_send(&fourth, WIRE_PING, 4, NULL, 0, NULL, 0));
+    expect(&fourth, WIRE_PING, 4); /* a small one is no matter */
+    cr_assert_leq(h.host.in_bytes, 80000);
+    send_rest(&first, 20000);
+    expect(&first, WIRE_PING, 1);
+    expect(&second, WIRE_PING, 2); /* there is room now */
+    send_rest(&third, 20000);
+    expect(&third, WIRE_PING, 3);
+    cr_assert_eq(h.host.n_dropped, 0);
+    send_part(&first, 5, 20000); /* who never comes to the end is dropped, who waited for it is not */
+    cr_assert(loop_until(&h.loop, is_partial_large, NULL, 5000));
+    send_part(&second, 6, WIRE_HEADER_BYTES + LARGE);
+    send_part(&third, 7, 20000);
+    cr_assert(loop_until(&h.loop, has_waiting, NULL, 5000));
+    raw_close(&third); /* and who goes away meanwhile is gone */
+    expect(&second, WIRE_PING, 6);
+    cr_assert(loop_until(&h.loop, has_ended, &first, 5000));
+    cr_assert(loop_until(&h.loop, has_two_clients, NULL, 5000));
+    cr_assert_eq(h.host.waiting, NULL);
+    raw_close(&first);
+    raw_close(&second);
+    raw_close(&fourth);
+    end();
+    cr_assert_eq(h.host.in_bytes, 0);
+}
+
+/* Who waits for memory must hold none that others wait for: such as for an earlier frame, behind which the next one begins. */
+Test(conn, large_frames_of_many_that_have_room_for_one_come_to_an_end)
+{
+    enum { N = 4, EACH = 4, FIRST = 30000 };
+    raw_client c[N];
+
+    begin();
+    h.config.memory_bytes = 45000;
+    for (int i = 0; i < N; i++)
+        join_client(&c[i]);
+    for (uint64_t k = 1; k <= EACH; k++) {
+        const uint32_t len = k % 2 == 1 ? FIRST : LARGE;
+
+        for (int i = 0; i < N; i++)
+            send_some(&c[i], k, len, WIRE_HEADER_BYTES + len);
+    }
+    for (uint64_t k = 1; k <= EACH; k++)
+        for (int i = 0; i < N; i++)
+            expect(&c[i], WIRE_PING, k);
+    cr_assert_eq(h.host.n_dropped, 0);
+    for (int i = 0; i < N; i++)
+        raw_close(&c[i]);
+    end();
+    cr_assert_eq(h.host.in_bytes, 0);
+}
+
 Test(conn, drops_a_client_that_reads_nothing_for_too_long)
 {
     uint32_t size = 1 << 20;

@@ -65,7 +65,7 @@ static unsigned one_round(stub_device *dev, uint64_t base)
         unsigned t = (unsigned)rand() % JOBS;
         decoder_stats s;
 
-        if (!job_drop(&tasks[t].job.job))
+        if (!decoder_drop(d[t % 2], &tasks[t].job))
             atomic_store(&tasks[t].job.job.stop, true);
         decoder_kick(d[t % 2]);
         decoder_get_stats(d[t % 2], &s);

@@ -82,7 +82,7 @@ static void disturb(world *w, unsigned t)
 {
     mover_stats s;
 
-    if (t % 5 == 0 && !job_drop(&w->tasks[t].job.job))
+    if (t % 5 == 0 && !mover_drop(w->movers[t % 2], &w->tasks[t].job))
         atomic_store(&w->tasks[t].job.job.stop, true);
     mover_kick(w->movers[t % 2]);
     mover_get_stats(w->movers[t % 2], &s);

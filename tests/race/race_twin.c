@@ -132,7 +132,7 @@ static void one_round(unsigned round)
     if (round % STOP_EVERY == 0) {
         side *stopped = rand() % 2 ? first : second;
 
-        if (!stopped->over && !job_drop(&stopped->job.job))
+        if (!stopped->over && !mover_drop(stopped->mover, &stopped->job))
             atomic_store(&stopped->job.job.stop, true);
         mover_kick(stopped->mover);
     }

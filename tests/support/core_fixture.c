@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "config/json.h"
+#include "daemon/core.h"
 #include "daemon/disposal.h"
 #include "daemon/metrics.h"
 
@@ -150,6 +151,9 @@ void fx_close(fx *f)
     core_stop(f->core);
     (void)sink_run_until(&f->sink, sink_posted(&f->sink));
     cr_assert(core_is_idle(f->core), "requests or unmappings are left");
+    cr_assert_eq(f->core->request_bytes, 0, "%llu bytes of requests", (unsigned long long)f->core->request_bytes);
+    for (uint32_t t = 0; t < CONFIG_MAX_TENANTS; t++)
+        cr_assert_eq(f->core->tenants[t].region_fds, 0, "tenant %u", t);
     check_sums(f);
     core_destroy(f->core);
     f->dev->ops->close(f->dev);

@@ -908,6 +908,42 @@ static bool refuse_regions(fake *f, fake_conn *c, frame *q)
     return true;
 }
 
+/* Who has two holds of a slot ends two; a region of 8 slots is offered with 8 entries at most. */
+Test(client, tells_a_restarted_daemon_of_each_hold_as_far_as_it_takes_them)
+{
+    uint8_t keys[3 * 32];
+    kvs_load_result loaded[3];
+    kvs_slot slots[3];
+    kvs_status results[3];
+    kvs_region *region;
+    kvs_load_args load = {.n = 3, .keys = keys, .results = loaded};
+    fake f;
+    kvs_client *c = start(&f, NULL);
+
+    keys_fill(keys, 3, 1);
+    load.ns = ns_of(c, "m");
+    OK(kvs_region_create(load.ns, 0, 8, &region, 0, &err));
+    load.region = region;
+    for (uint64_t life = 1; life <= 3; life++) { /* one hold more of each in each life */
+        static const unsigned entries[] = {0, 3, 3 + 6, 3 + 6 + 8};
+
+        OK(kvs_load(&load, 0, &err));
+        fake_stop(&f);
+        fake_start(&f);
+        OK(kvs_wait_up(c, life, 0, &err));
+        cr_assert_eq(atomic_load(&f.entries), entries[life], "%u in life %u", atomic_load(&f.entries), (unsigned)life);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        slots[i] = loaded[i].slot;
+    for (unsigned i = 0; i < 2; i++)
+        OK(kvs_slot_drop(region, slots, 3, NULL, results, 0, &err));
+    fake_stop(&f);
+    fake_start(&f);
+    OK(kvs_wait_up(c, 4, 0, &err));
+    cr_assert_eq(atomic_load(&f.entries), 3 + 6 + 8 + 2, "two holds of three were granted to two slots");
+    finish(&f, c);
+}
+
 /* 1.0 to 1.5 s. */
 Test(client, pauses_once_before_it_connects_again)
 {
@@ -1148,6 +1184,8 @@ static bool bad_region(fake *f, fake_conn *c, frame *q)
         v.n_pieces = 2;
     if (variant == 6)
         v.bytes = UINT64_MAX;
+    if (variant == 7)
+        v.slot_stride = 4088; /* a kernel takes 16 bytes at a time */
     wire_put_region_rep(&o, &v);
     fake_reply_fds(c, q, body, o.len, &fd, 1);
     (void)close(fd);
@@ -1158,7 +1196,7 @@ Test(client, maps_no_region_that_is_not_what_it_says)
 {
     unsigned before = open_fds();
 
-    for (unsigned variant = 0; variant < 7; variant++) {
+    for (unsigned variant = 0; variant < 8; variant++) {
         kvs_region *region = NULL;
         uint64_t bytes;
         void *base;
@@ -1370,9 +1408,9 @@ static bool slow_hook(fake *f, fake_conn *c, frame *q)
 }
 
 /* The reply is written to the region's table of slots. */
-Test(client, keeps_a_region_whose_close_timed_out_while_a_reply_may_speak_of_it)
+Test(client, keeps_a_region_while_a_reply_may_speak_of_it)
 {
-    slow x = {.has_close = false};
+    slow x = {.has_close = true};
     uint8_t key[32] = {1};
     kvs_load_result result;
     kvs_load_args a = {.n = 1, .keys = key, .results = &result};
@@ -1389,7 +1427,8 @@ Test(client, keeps_a_region_whose_close_timed_out_while_a_reply_may_speak_of_it)
     a.ns = ns_of(c, "m");
     OK(kvs_region_create(a.ns, 0, 8, &a.region, 0, &err));
     OK(kvs_submit_load(&a, &r, 0, &err));
-    FAILS(KVS_E_BUSY, kvs_region_close(a.region, 30, &err));
+    FAILS(KVS_E_BUSY, kvs_region_close(a.region, 0, &err));
+    cr_assert_eq(atomic_load(&f.ops[WIRE_REGION_CLOSE]), 0, "the daemon has it, too");
     OK(kvs_ping(c, 0, &err));
     OK(kvs_wait(r, 0, &err));
     OK(kvs_request_end(r, &err));
@@ -1538,6 +1577,49 @@ Test(client, hands_out_events_and_counts_lost_ones)
     cr_assert_eq(lost, 0);
     cr_assert_eq(e[0].depth, 1);
     FAILS(KVS_E_DEADLINE, kvs_events(c, e, 4, &n, &lost, 20, &err));
+    finish(&f, c);
+}
+
+/* The reply and an event as one piece: a reader has both or none. */
+static bool send_event_with_reply(fake *f, fake_conn *c, frame *q)
+{
+    uint8_t both[256] = {0};
+    wire_out o = {.base = both, .cap = sizeof both};
+    wire_header h = {.op = WIRE_WATCH, .id = q->head.id, .body_len = 8};
+    wire_event e = {.seq = 1, .n = 1};
+    wire_event_item item = {.type = WIRE_EVENT_STORED, .ns = 3};
+
+    (void)f;
+    if (q->head.op != WIRE_WATCH)
+        return false;
+    o.len = WIRE_HEADER_BYTES + 8 + WIRE_HEADER_BYTES;
+    wire_put_event(&o, &e);
+    wire_put_event_item(&o, &item);
+    wire_header_encode(&h, both);
+    h = (wire_header){.op = WIRE_EVENT, .body_len = (uint32_t)(o.len - WIRE_HEADER_BYTES - 8 - WIRE_HEADER_BYTES)};
+    wire_header_encode(&h, both + WIRE_HEADER_BYTES + 8);
+    fake_bytes(c, both, o.len);
+    return true;
+}
+
+Test(client, hands_out_an_event_that_came_with_the_last_reply_of_a_reconnect)
+{
+    kvs_event e[4];
+    int64_t begin;
+    uint32_t n;
+    fake f;
+    kvs_client *c = start(&f, send_event_with_reply);
+
+    OK(kvs_watch(c, 7, 0, &err));
+    OK(kvs_events(c, e, 4, &n, NULL, 0, &err));
+    cr_assert_eq(n, 1);
+    fake_stop(&f);
+    fake_start(&f);
+    OK(kvs_wait_up(c, 1, 0, &err));
+    begin = now_ms();
+    OK(kvs_events(c, e, 4, &n, NULL, 3000, &err));
+    cr_assert_eq(n, 1);
+    cr_assert_lt(now_ms() - begin, 1500, "nothing told of what had been read already");
     finish(&f, c);
 }
 

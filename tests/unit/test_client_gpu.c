@@ -1134,6 +1134,106 @@ Test(client_gpu, a_driver_that_stands_still_while_a_region_is_mapped_holds_nobod
     end(&e);
 }
 
+/* Stands still in REGION_ATTACH until the gate is open, and takes no slot back. */
+static bool forgetful_hook(fake *f, fake_conn *c, frame *q)
+{
+    uint8_t body[WIRE_region_rep_BYTES + 64];
+    wire_out o = {.base = body, .cap = sizeof body};
+    wire_in in = {.base = q->body, .len = q->head.body_len};
+    wire_region_attach_req a;
+    wire_region_rep v = {.n_pieces = 1};
+
+    if (q->head.op != WIRE_REGION_ATTACH)
+        return bank_hook(f, c, q);
+    if (!await_gate(f))
+        return true;
+    wire_get_region_attach_req(&in, &a);
+    v = (wire_region_rep){.region = vault.n_regions,
+                          .n_slots = a.n_slots,
+                          .slot_stride = vault.slot_bytes,
+                          .bytes = a.bytes,
+                          .piece_bytes = a.bytes,
+                          .n_pieces = 1,
+                          .n_entries = a.n_entries};
+    wire_put_region_rep(&o, &v);
+    for (uint32_t i = 0; i < (a.n_entries + 1) / 2 * 2; i++)
+        wire_put_u32(&o, i < a.n_entries ? KVS_E_STALE : 0);
+    fake_reply_fds(c, q, body, o.len, q->fds, 1);
+    return true;
+}
+
+/* Closed while the keeper offers it to a new daemon, and so freed by that one. */
+Test(client_gpu, a_driver_that_stands_still_while_a_closed_region_goes_holds_nobody_up, .timeout = 20)
+{
+    static engine e;
+    atomic_int gate = 0;
+    kvs_region *region;
+    uint64_t bytes;
+    uint32_t before;
+    void *base;
+
+    if (!begin(&e))
+        return;
+    OK(kvs_region_create(e.ns, 0, 8, &region, 0, &err));
+    OK(kvs_region_map(region, &base, &bytes, &err));
+    fake_stop(&e.f);
+    e.f.hook = forgetful_hook;
+    atomic_store(&vault.gate, 0);
+    fake_start(&e.f);
+    while (atomic_load(&e.f.ops[WIRE_REGION_ATTACH]) == 0)
+        nap_ms(1);
+    before = gpu.calls("cuMemUnmap");
+    gpu.stall("cuMemUnmap", &gate);
+    OK(kvs_region_close(region, 0, &err));
+    cr_assert_eq(gpu.calls("cuMemUnmap"), before);
+    atomic_store(&vault.gate, 1);
+    while (gpu.calls("cuMemUnmap") == before)
+        nap_ms(1);
+    cr_assert_eq(kvs_generation(e.c), 2);
+    OK(kvs_ping(e.c, 0, &err));
+    gate = 1;
+    end(&e);
+}
+
+static void *store_it(void *args)
+{
+    static kvs_err own;
+
+    return (void *)(uintptr_t)kvs_store(args, 0, &own);
+}
+
+/* The GPU is waited for while the daemon goes and comes back: a slot of its earlier life is another one's by then. */
+Test(client_gpu, a_slot_of_an_earlier_life_is_not_named_however_long_the_gpu_takes, .timeout = 20)
+{
+    static engine e;
+    kvs_status stored;
+    atomic_int gate = 0;
+    kvs_slot slot;
+    kvs_store_args a = {.n = 1, .slots = &slot, .results = &stored};
+    pthread_t thread;
+    void *s;
+
+    if (!begin(&e))
+        return;
+    a.ns = e.ns;
+    a.keys = e.keys[0];
+    OK(kvs_region_create(e.ns, 0, 8, &a.region, 0, &err));
+    OK(kvs_slot_take(a.region, 1, &slot, 0, &err));
+    gpu.hold(e.stream, &gate);
+    cr_assert_eq(pthread_create(&thread, NULL, store_it, &a), 0);
+    while (gpu.calls("cuCtxSynchronize") == 0)
+        nap_ms(1);
+    fake_stop(&e.f);
+    e.f.hook = forgetful_hook;
+    fake_start(&e.f);
+    OK(kvs_wait_up(e.c, 1, 0, &err));
+    gate = 1;
+    cr_assert_eq(pthread_join(thread, &s), 0);
+    cr_assert_eq((uintptr_t)s, KVS_E_STALE, "%s", kvs_status_name((kvs_status)(uintptr_t)s));
+    cr_assert_eq(atomic_load(&e.f.ops[WIRE_STORE]), 0);
+    end(&e);
+}
+
 /* Rank 1 of several: its memory is on GPU 1, and GPU 0 is full of somebody else's. */
 Test(client_gpu, a_context_is_made_on_no_gpu_that_the_program_does_not_use)
 {

@@ -238,7 +238,7 @@ Test(decoder, overtakes_and_drops_a_job_whose_counter_is_late)
     submit(make(1, 2));
     cr_assert(sink_run_until(&done, 1));
     cr_assert_eq(tasks[1].place, 1);
-    cr_assert(job_drop(&late->job.job));
+    cr_assert(decoder_drop(d, &late->job));
     decoder_kick(d);
     cr_assert(sink_run_until(&done, 2));
     cr_assert_eq(late->job.job.status, KVS_E_CANCELLED);

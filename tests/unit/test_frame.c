@@ -515,3 +515,24 @@ Test(frame, gives_a_large_frames_memory_back_once_it_is_taken)
     cr_assert(frame_is_partial(&r));
     frame_reader_fini(&r);
 }
+
+/* So that what it grew to can be given back: nothing of the next frame is in it. */
+Test(frame, a_large_frame_is_alone_in_its_memory)
+{
+    frame_reader r;
+    frame_span want;
+
+    add_frame(&in, 1, 60000, 0, 0);
+    add_frame(&in, 2, 60000, 0, 0);
+    frame_reader_init(&r, BODY_MAX);
+    cr_assert_eq(frame_need(&r), FRAME_START_BYTES);
+    want = frame_want(&r);
+    cr_assert_eq(want.len, FRAME_START_BYTES);
+    memcpy(want.base, in.bytes, 1000);
+    cr_assert_eq(frame_got(&r, 1000, NULL, 0, NULL), KVS_OK);
+    cr_assert_eq(frame_need(&r), WIRE_HEADER_BYTES + 60000);
+    cr_assert_eq(r.cap, FRAME_START_BYTES, "not before it is wanted");
+    cr_assert_eq(frame_want(&r).len, WIRE_HEADER_BYTES + 60000 - 1000);
+    cr_assert_eq(frame_need(&r), r.cap);
+    frame_reader_fini(&r);
+}

@@ -406,7 +406,7 @@ Test(mover, waits_for_a_next_job_that_was_queued_and_then_stopped)
     task *a, *b;
 
     two_jobs(&a, &b);
-    cr_assert_not(job_drop(&b->job.job), "it has begun");
+    cr_assert_not(mover_drop(m, &b->job), "it has begun");
     atomic_store(&b->job.job.stop, true);
     mover_kick(m);
     stub_release(&dev);
@@ -1267,7 +1267,7 @@ Test(mover, gives_back_a_dropped_job_untouched)
     start(DEVICE_STORE, true, PLANES, PAGE);
     k = waiting(make(0, 0, 2), 0, 1);
     submit(k);
-    cr_assert(job_drop(&k->job.job));
+    cr_assert(mover_drop(m, &k->job));
     mover_kick(m);
     cr_assert(sink_run_until(&done, 1));
     cr_assert_eq(k->job.job.status, KVS_E_CANCELLED);
@@ -1288,8 +1288,8 @@ Test(mover, gives_back_a_dropped_job_before_the_queue_ahead_of_it)
     submit(make(1, 1, 1));
     submit(make(2, 2, 1));
     submit(waiting(make(3, 3, 1), 0, 1));
-    cr_assert(job_drop(&tasks[2].job.job));
-    cr_assert(job_drop(&tasks[3].job.job));
+    cr_assert(mover_drop(m, &tasks[2].job));
+    cr_assert(mover_drop(m, &tasks[3].job));
     mover_kick(m);
     stub_release(&dev);
     cr_assert(sink_run_until(&done, 4));
@@ -1309,7 +1309,7 @@ Test(mover, stops_between_batches)
     k = make(0, 0, 4);
     submit(k);
     stub_await_held(&dev);
-    cr_assert_not(job_drop(&k->job.job));
+    cr_assert_not(mover_drop(m, &k->job));
     atomic_store(&k->job.job.stop, true);
     mover_kick(m);
     stub_release(&dev);

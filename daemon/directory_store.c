@@ -354,8 +354,8 @@ static renewed_chain *find_renewed(const directory *d, const admission *a, pool_
 
     if (bottom == POOL_NONE || c->bottom != bottom || c->gen != pool_row_of(d->pool, bottom)->gen || c->n < CHAIN_LONG)
         return NULL;
-    if (a->n_keys > c->n / CHAIN_PART || c->added + a->n_keys > c->n / CHAIN_PART || d->stamp - c->at > c->n ||
-        d->ns[a->ns]->pub.n_ready / 4 < c->n)
+    if (a->n_keys > c->n / CHAIN_PART || c->added + a->n_keys > c->n / CHAIN_PART || d->stamp - c->at > c->n / 2 ||
+        d->ns[a->ns]->pub.n_ready / 2 < c->n)
         return NULL;
     return c;
 }

@@ -141,7 +141,7 @@ $(BUILD)/kernels/%.o: ALL_C += $(KERNEL_C) $(CUDA_C) -fvisibility=default
 $(BUILD)/tests/gpu/%.o $(BUILD)/tests/kernels/%.o: ALL_C += $(CUDA_C)
 # What was compiled otherwise is compiled again: by another compiler, with CUDA or without, for other cards.  But what is there
 # is installed as it is.
-export AS_BUILT ?= $(filter install install-kernels,$(MAKECMDGOALS))
+export AS_BUILT := $(or $(AS_BUILT),$(filter install install-kernels,$(MAKECMDGOALS)))
 $(BUILD)/cc.flags: export FLAGS := $(CC) $(ALL_C) $(CUDA_C)
 $(CU)/nvcc.flags: export FLAGS := $(subst $(NVCC),nvcc,$(CUDA_CC))
 $(BUILD)/cc.flags $(CU)/nvcc.flags: $(if $(AS_BUILT),,FORCE)

@@ -27,7 +27,9 @@ kvs_status directory_create(directory **ret, const directory_config *c, kvs_err 
     d->extents = calloc(pool_n_extents(c->pool), sizeof *d->extents);
     d->tenants = calloc(d->max_tenants, sizeof *d->tenants);
     d->chain = malloc(CHAIN_MAX * sizeof *d->chain);
-    if (d->extents == NULL || d->tenants == NULL || d->chain == NULL || key_table_init(&d->table) != KVS_OK)
+    d->chains = calloc(CHAINS, sizeof *d->chains);
+    if (d->extents == NULL || d->tenants == NULL || d->chain == NULL || d->chains == NULL ||
+        key_table_init(&d->table) != KVS_OK)
         goto fail;
     if ((s = sparse_init(&d->infos, -1, pool_max_rows(c->pool), sizeof(slot_info), err)) != KVS_OK)
         goto fail;
@@ -72,6 +74,7 @@ void directory_destroy(directory *d)
     free(d->extents);
     free(d->tenants);
     free(d->chain);
+    free(d->chains);
     free(d);
 }
 

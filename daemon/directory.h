@@ -14,7 +14,7 @@
  * A key is found only when its bytes are there.  A held slot (load in flight, lease, pin) is never evicted.  A RESET or
  * DROP of a slot that a copy is reading takes its key away at once and its memory when the copy has ended (draining).
  * Recency: LOAD and STORE renew the blocks they name, deepest first, and a STORE renews its chain up to the head through
- * the rows' parents; LOOKUP and RESERVE renew nothing.
+ * the rows' parents (a long chain that grows bit by bit not each time: directory_impl.h); LOOKUP and RESERVE renew nothing.
  * Slots are counted per block: at most 65,535 holds and leases each; one more is E_BUSY.
  *
  * Tenants: a slot is charged to its namespace's tenant from admission until it is free again, so that

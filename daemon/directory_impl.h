@@ -24,6 +24,9 @@ enum {
     LEASED_MAX = 1 << 24,   /* blocks that these name, each as often as it is named: 4 bytes and a step at the end */
     SLOT_COUNT_MAX = 65535, /* holds, and leases, of one slot */
     CHAIN_MAX = 65536,      /* ancestors that one STORE renews: a million tokens at 16 a block */
+    CHAIN_LONG = 1024,      /* from so many ancestors on not every STORE renews them: see renewed_chain */
+    CHAIN_PART = 16,        /* ... but one in so many of their number of blocks */
+    CHAINS = 1024,          /* that are remembered; a power of two */
     EMPTY_AT_ONCE = 4096,   /* an extent with no more blocks than this is emptied within the request */
     EMPTY_STEP = 4096,      /* rows of a larger one that a step visits */
     EARLY_MAX = 16384,      /* adopted blocks without usable memory that one STORE passes in its search for victims */
@@ -92,11 +95,26 @@ typedef struct lease_set {
     uint64_t memory;
 } lease_set;
 
+/* A long chain that a STORE has renewed.  While it grows by less than a part of itself, and not many blocks were used since,
+ * all of it is as warm as it could be but for a little: the next STOREs below it leave it alone, so that a chain of n blocks
+ * that comes block by block costs some n steps, and not n * n. */
+typedef struct renewed_chain {
+    pool_slot bottom; /* of it, with its generation */
+    uint32_t gen;
+    uint32_t n;     /* blocks when it was renewed */
+    uint32_t added; /* below it since */
+    uint64_t from;  /* stamp of the coldest then */
+    uint64_t at;    /* directory.stamp then */
+} renewed_chain;
+
 /* One call of directory_admit, or its parts. */
 typedef struct admission {
     uint32_t ns, layout, tenant;
     uint64_t slot_bytes;
-    uint64_t base;      /* stamps from here on belong to this call: such blocks are not evicted for it */
+    uint64_t base;      /* stamps from here on belong to this call */
+    uint64_t kept_from; /* blocks with stamps from here on are not evicted for it; at most base */
+    pool_slot top;      /* the first ancestor, or POOL_NONE */
+    renewed_chain *was; /* its chain was renewed a short while ago; NULL: this call does it */
     pool_slot passed;   /* the search for victims of this layout and tenant goes on behind this one */
     bool foreign_known; /* the two below are valid */
     uint32_t foreign;   /* coldest extent of another layout, or POOL_NONE */
@@ -137,9 +155,10 @@ struct directory {
     uint32_t empty_at; /* next row of it */
     uint32_t
         give_up; /* after a change of the pool's size: the next extent that directory_step looks at, or POOL_NONE */
-    uint32_t give_at;    /* next row of it */
-    admission admission; /* the latest; of no use behind its end */
-    pool_slot *chain;    /* [CHAIN_MAX], scratch of one admit */
+    uint32_t give_at;      /* next row of it */
+    admission admission;   /* the latest; of no use behind its end */
+    pool_slot *chain;      /* [CHAIN_MAX], scratch of one admit */
+    renewed_chain *chains; /* [CHAINS], by bottom */
     uint64_t ns_memory;
     /* n_ready .. evictable and the event counters are kept here; the rest is filled in by directory_get_stats
      */

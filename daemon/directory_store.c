@@ -106,7 +106,7 @@ static pool_slot victim_of(directory *d, admission *a, uint32_t layout, uint32_t
             return POOL_NONE;
         i = info_of(d, s);
         early = !a->for_quota && !may_give(d, s);
-        if ((own && i->stamp >= a->base) || early) {
+        if ((own && i->stamp >= a->kept_from) || early) {
             a->n_early += early;
             if (a->n_early > EARLY_MAX && early)
                 return POOL_NONE;
@@ -183,8 +183,12 @@ static bool keep_quota(directory *d, admission *a)
 
 bool directory_trim(directory *d, uint32_t most)
 {
-    admission nobody = {
-        .layout = POOL_NONE, .tenant = POOL_NONE, .base = UINT64_MAX, .passed = POOL_NONE, .for_quota = true};
+    admission nobody = {.layout = POOL_NONE,
+                        .tenant = POOL_NONE,
+                        .base = UINT64_MAX,
+                        .kept_from = UINT64_MAX,
+                        .passed = POOL_NONE,
+                        .for_quota = true};
     bool more = false;
 
     for (uint32_t t = 0; t < d->n_tenants; t++) {
@@ -337,13 +341,44 @@ static void set_parent(const directory *d, pool_slot s, pool_slot parent)
         pool_set_parent(d->pool, s, parent);
 }
 
-/* Mark what is there already of the list and of the chain above it, so that it is not evicted for the rest.
- */
-static void protect(directory *d, admission *a, pool_slot top, const pool_slot *slot, uint32_t n)
+static renewed_chain *chain_at(const directory *d, pool_slot bottom)
 {
-    for (uint32_t i = 0; i < n; i++)
-        if (slot[i] != POOL_NONE)
-            info_of(d, slot[i])->stamp = a->base;
+    return &d->chains[bottom * UINT32_C(0x9e3779b9) >> 16 & (CHAINS - 1)];
+}
+
+/* The chain with this bottom, if it needs no renewal for n blocks more.  The namespace must have so many others that none of
+ * the chain is among the coldest: then it makes no difference. */
+static renewed_chain *find_renewed(const directory *d, const admission *a, pool_slot bottom)
+{
+    renewed_chain *c = chain_at(d, bottom);
+
+    if (bottom == POOL_NONE || c->bottom != bottom || c->gen != pool_row_of(d->pool, bottom)->gen || c->n < CHAIN_LONG)
+        return NULL;
+    if (a->n_keys > c->n / CHAIN_PART || c->added + a->n_keys > c->n / CHAIN_PART || d->stamp - c->at > c->n / 2 ||
+        d->ns[a->ns]->pub.n_ready / 2 < c->n)
+        return NULL;
+    return c;
+}
+
+static void remember(directory *d, pool_slot bottom, const renewed_chain *c)
+{
+    renewed_chain *to;
+
+    if (bottom == POOL_NONE)
+        return;
+    to = chain_at(d, bottom);
+    *to = *c;
+    to->bottom = bottom;
+    to->gen = pool_row_of(d->pool, bottom)->gen;
+}
+
+/* The chain above the list is not evicted for the rest of it, and will be renewed. */
+static void protect_chain(directory *d, admission *a)
+{
+    pool_slot top = a->top;
+
+    a->was = NULL;
+    a->kept_from = a->base;
     for (uint32_t i = 0; i < CHAIN_MAX && top != POOL_NONE; i++, top = parent_of(d, top)) {
         if (info_of(d, top)->stamp >= a->base)
             continue; /* it is in the list */
@@ -352,11 +387,29 @@ static void protect(directory *d, admission *a, pool_slot top, const pool_slot *
     }
 }
 
+/* Mark what is there already of the list and of the chain above it, so that it is not evicted for the rest. */
+static void protect(directory *d, admission *a, const pool_slot *slot, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (slot[i] != POOL_NONE)
+            info_of(d, slot[i])->stamp = a->base;
+    a->was = find_renewed(d, a, a->top);
+    if (a->was != NULL)
+        a->kept_from = a->was->from;
+    else
+        protect_chain(d, a);
+}
+
 static kvs_status admit_new(directory *d, admission *a, uint32_t depth, const uint8_t *key, pool_slot *ret)
 {
     kvs_status s = a->full ? KVS_E_NO_SPACE : take_slot(d, a, ret);
     slot_info *i;
 
+    if (s != KVS_OK && a->was != NULL) { /* others are as warm as the chain, and may go: now they are told apart */
+        protect_chain(d, a);
+        a->passed = POOL_NONE;
+        s = take_slot(d, a, ret);
+    }
     if (s != KVS_OK) {
         a->full = true;
         d->stats.no_space++;
@@ -395,9 +448,20 @@ static kvs_status admit_one(directory *d, admission *a, uint32_t depth, const ui
 /* The list and then the chain above it, deepest block first: the head ends as the most recent. */
 static void renew(directory *d, const admission *a, const pool_slot *slot, uint32_t n)
 {
+    renewed_chain c = {.n = a->n_chain + n, .from = d->stamp + 1};
+
     directory_renew(d, slot, n);
     for (uint32_t i = 0; i < a->n_chain; i++)
         directory_touch(d, d->chain[i], ++d->stamp);
+    c.at = d->stamp;
+    if (a->was != NULL) {
+        a->was->added += n;
+        c = *a->was;
+    }
+    if (c.n < CHAIN_LONG)
+        return;
+    remember(d, a->top, &c);
+    remember(d, a->before, &c);
 }
 
 static uint32_t depth_at(uint32_t first, uint32_t i)
@@ -417,6 +481,7 @@ void directory_admit_begin(directory *d, uint32_t ns, uint32_t first_depth, cons
                      .tenant = n->tenant,
                      .slot_bytes = n->slot_bytes,
                      .base = d->stamp + 1,
+                     .kept_from = d->stamp + 1,
                      .passed = POOL_NONE,
                      .foreign = POOL_NONE,
                      .first_depth = first_depth,
@@ -428,8 +493,8 @@ void directory_admit_begin(directory *d, uint32_t ns, uint32_t first_depth, cons
     for (uint32_t at = 0; at < n_keys; at += BATCH)
         directory_find_batch(d, ns, keys + (size_t)at * 32, n_keys - at < BATCH ? n_keys - at : BATCH, slot + at);
     /* A client that does not name the parent is helped by what the row remembers. */
-    protect(d, a, before == POOL_NONE && n_keys > 0 && slot[0] != POOL_NONE ? parent_of(d, slot[0]) : before, slot,
-            n_keys);
+    a->top = before == POOL_NONE && n_keys > 0 && slot[0] != POOL_NONE ? parent_of(d, slot[0]) : before;
+    protect(d, a, slot, n_keys);
 }
 
 void directory_admit_next(directory *d, uint32_t n)

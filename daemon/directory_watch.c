@@ -7,8 +7,8 @@
 static uint64_t directory_memory(const directory *d)
 {
     return sizeof *d + pool_n_extents(d->pool) * sizeof *d->extents + CHAIN_MAX * sizeof *d->chain +
-           sparse_resident(&d->infos) + sparse_resident(&d->shares) + d->max_tenants * sizeof *d->tenants +
-           key_table_bytes(&d->table) + d->cap_ns * sizeof *d->ns + d->ns_memory +
+           CHAINS * sizeof *d->chains + sparse_resident(&d->infos) + sparse_resident(&d->shares) +
+           d->max_tenants * sizeof *d->tenants + key_table_bytes(&d->table) + d->cap_ns * sizeof *d->ns + d->ns_memory +
            d->leases.cap * sizeof *d->leases.heap + 2 * (uint64_t)d->leases.n_buckets * sizeof *d->leases.buckets +
            d->leases.memory + d->ops->bytes(d->evict) + pool_metadata_bytes(d->pool);
 }

@@ -13,7 +13,13 @@ static void on_event(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint3
         (fixture_event){.type = type, .cause = cause, .ns = ns, .depth = depth, .id = fixture_id(key)};
 }
 
-static uint64_t n_victims;
+static uint64_t n_victims, n_touches;
+
+static void counted_touch(evict *e, uint32_t layout, pool_slot s, uint64_t stamp)
+{
+    n_touches++;
+    evict_lru.touch(e, layout, s, stamp);
+}
 
 static pool_slot counted_victim(const evict *e, uint32_t layout, pool_slot after, uint64_t *ret_stamp)
 {
@@ -49,13 +55,19 @@ void fixture_init_counted(fixture *f, const pool_config *c)
 
     counted = evict_lru;
     counted.victim = counted_victim;
-    n_victims = 0;
+    counted.touch = counted_touch;
+    n_victims = n_touches = 0;
     init(f, c, FIXTURE_TENANTS, &counted);
 }
 
 uint64_t fixture_victims(void)
 {
     return n_victims;
+}
+
+uint64_t fixture_touches(void)
+{
+    return n_touches;
 }
 
 static pool_config blocks(uint32_t n_blocks, uint32_t per_extent)

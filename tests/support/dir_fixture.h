@@ -37,6 +37,7 @@ void fixture_init_with(fixture *f, const pool_config *c);
 /* The same with a policy that counts what it is asked: fixture_victims. */
 void fixture_init_counted(fixture *f, const pool_config *c);
 uint64_t fixture_victims(void); /* how often it proposed one since then */
+uint64_t fixture_touches(void); /* how often a block was renewed */
 void fixture_fini(fixture *f);
 
 /* A namespace of `tenant` with `layers` x 1,152 bytes a block. */

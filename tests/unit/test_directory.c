@@ -200,6 +200,58 @@ Test(directory, evicts_the_deepest_first_whatever_order_the_copies_end_in)
     fixture_fini(&f);
 }
 
+/* A long prompt that comes block by block. */
+Test(directory, a_chain_that_grows_block_by_block_is_not_renewed_as_a_whole_each_time)
+{
+    enum { CHAIN = 16384, OTHERS = 5 * CHAIN / 4000 * 4000, OTHER = 1000000 };
+    pool_config c = {.max_bytes = (uint64_t)(OTHERS + CHAIN / 2) * FIXTURE_SLOT_BYTES, .extent_bytes = 16 << 20};
+    uint32_t left = 0;
+
+    fixture_init_counted(&f, &c);
+    for (uint32_t i = 0; i < OTHERS; i += 4000)
+        (void)fixture_store(&f, f.ns, OTHER + i, 4000, 0, 0);
+    for (uint32_t i = 0; i < CHAIN; i++) /* from its middle on others must go for it */
+        cr_assert_eq(fixture_store(&f, f.ns, 1 + i, 1, i, i), 1);
+    cr_assert_lt(fixture_touches(), 100 * CHAIN);
+    fixture_check(&f);
+    for (uint32_t i = 0; i < CHAIN; i += 4096)
+        cr_assert_eq(fixture_lookup(&f, f.ns, 1 + i, 4096), 4096, "none of it went");
+    /* As it cools down it goes from its end, but for the part that its head was not renewed for. */
+    for (uint64_t id = 2 * OTHER; fixture_has(&f, f.ns, CHAIN / 2); id += 1000)
+        cr_assert_eq(fixture_store(&f, f.ns, id, 1000, 0, 0), 1000);
+    for (uint32_t i = 0; i < CHAIN; i++)
+        left += fixture_has(&f, f.ns, 1 + i);
+    cr_assert_gt(left, CHAIN / 4);
+    cr_assert_geq(fixture_lookup(&f, f.ns, 1, 4096), 4096);
+    for (uint32_t i = 0; i < CHAIN / 2 && fixture_has(&f, f.ns, 1 + i); i++)
+        left--;
+    cr_assert_leq(left, CHAIN / 16, "%u stay that nobody finds", left);
+    fixture_fini(&f);
+}
+
+/* What is colder than such a chain may not go, what is as warm may: then it does. */
+Test(directory, a_long_chain_that_grows_keeps_nothing_but_itself)
+{
+    enum { CHAIN = 1600, OTHERS = 8000, WARM = 200, OTHER = 1000000 };
+    const uint64_t bytes = (uint64_t)(OTHERS + CHAIN + 1 + WARM + 20) * FIXTURE_SLOT_BYTES / 4096 * 4096;
+    pool_config c = {.max_bytes = bytes, .extent_bytes = bytes};
+    uint32_t at = CHAIN + 1;
+
+    fixture_init_with(&f, &c);
+    for (uint32_t i = 0; i < OTHERS; i += 4000)
+        cr_assert_eq(fixture_store(&f, f.ns, OTHER + i, 4000, 0, 0), 4000);
+    for (uint64_t i = 0; i < OTHERS; i++)
+        cr_assert_eq(directory_pin(f.dir, f.ns, fixture_keys(OTHER + i, 1)), KVS_OK);
+    cr_assert_eq(fixture_store(&f, f.ns, 1, CHAIN, 0, 0), CHAIN);
+    cr_assert_eq(fixture_store(&f, f.ns, CHAIN + 1, 1, CHAIN, CHAIN), 1);
+    cr_assert_eq(fixture_store(&f, f.ns, 2 * OTHER, WARM, 0, 0), WARM);
+    for (uint32_t i = 0; i < 90; i++, at++)
+        cr_assert_eq(fixture_store(&f, f.ns, at + 1, 1, at, at), 1, "%u", i);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, at), at, "and none of the chain");
+    cr_assert_lt(fixture_lookup(&f, f.ns, 2 * OTHER, WARM), WARM);
+    fixture_fini(&f);
+}
+
 Test(directory, renews_the_chain_up_to_its_head_with_every_store)
 {
     fixture_init(&f, 6, 6);

@@ -351,7 +351,7 @@ static bool imports_that_are_wrong_are_refused(device *d)
         {WIRE_MEMORY_MEMFD, &memfd, 1, GiB, NULL, 0, NULL},
         {WIRE_MEMORY_CUDA_IPC, NULL, 0, GiB, no_handle, 1, NULL},
     };
-    static const kvs_status want[] = {KVS_E_INVALID, KVS_E_INVALID, KVS_E_SYS,         KVS_E_LIMIT,
+    static const kvs_status want[] = {KVS_E_INVALID, KVS_E_INVALID, KVS_E_INVALID,     KVS_E_LIMIT,
                                       KVS_E_INVALID, KVS_E_LIMIT,   KVS_E_UNSUPPORTED, KVS_E_INVALID};
     static const char *const what[] = {
         "a memfd",       "/dev/null",         "a closed descriptor", "2 MiB above the limit", "another GPU's UUID",

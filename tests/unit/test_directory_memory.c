@@ -49,7 +49,7 @@ Test(directory_memory, reports_each_allocation_that_fails_when_it_is_made)
             cr_assert(d == NULL && err.status == KVS_E_NO_MEMORY, "allocation %d", n);
     } while (d == NULL && n < 10);
     fail_in = 0;
-    cr_assert_eq(n, 5, "its struct, extents, tenants and scratch can fail");
+    cr_assert_eq(n, 6, "its struct, extents, tenants, chains and scratch can fail");
     directory_destroy(d);
     fixture_fini(&f);
 }

@@ -734,6 +734,9 @@ static void say_farewell(conn *c, const char *reason)
     c->farewell = reason;
     c->more = false;
     c->partial_us = 0;
+    list_remove(c, in_waiting);
+    frame_reader_fini(&c->reader);
+    count_in(c);
     if (c->half_us == 0)
         c->half_us = conn_now_us();
     wait_until(c->host, c->half_us + ms(HALF_CHECK_MS));

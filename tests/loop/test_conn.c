@@ -699,6 +699,33 @@ Test(conn, large_frames_of_many_that_have_room_for_one_come_to_an_end)
     cr_assert_eq(h.host.in_bytes, 0);
 }
 
+/* Its replies may take long yet; what it had begun to ask is not read any more. */
+Test(conn, holds_no_memory_for_a_request_that_a_tenant_now_gone_had_begun)
+{
+    raw_client first, second;
+
+    begin();
+    h.config.memory_bytes = 80000;
+    join_client(&first);
+    join_client(&second);
+    cr_assert(raw_send(&first, WIRE_LOOKUP, 1, NULL, 0, NULL, 0));
+    send_part(&first, 2, 20000);
+    cr_assert(loop_until(&h.loop, is_partial_large, NULL, 5000));
+    send_part(&second, 3, 20000);
+    cr_assert(loop_until(&h.loop, has_waiting, NULL, 5000));
+    h.config.tenants[0].gone = true;
+    conns_recheck(&h.host);
+    cr_assert_eq(h.host.waiting, NULL);
+    cr_assert_eq(h.host.in_bytes, 0);
+    fake_release(&h.core);
+    expect(&first, WIRE_LOOKUP, 1);
+    cr_assert(loop_until(&h.loop, has_ended, &first, 5000));
+    cr_assert(loop_until(&h.loop, has_ended, &second, 5000));
+    raw_close(&first);
+    raw_close(&second);
+    end();
+}
+
 Test(conn, drops_a_client_that_reads_nothing_for_too_long)
 {
     uint32_t size = 1 << 20;

@@ -16,6 +16,12 @@ enum {
     CHECK_STEP_MS = 50,   /* time-outs are this coarse, so that many connections share one look */
     HALF_CHECK_MS = 250,  /* no event tells that a half-closed peer has gone altogether */
     STALL_RETRY_MS = 100, /* after ETOOMANYREFS or ENOBUFS: no event tells when it is worth a try */
+    /* Who has waited for readers' memory for so long makes those go that have it and do not come on: fewer bytes than these in
+     * so many looks, CHECK_STEP_MS apart.  Short, since there may be a queue of such; looks and not a time, so that nobody goes
+     * because the loop did not read; fewer bytes than a socket holds in so many turns. */
+    MEMORY_WAIT_MS = 500,
+    MEMORY_LOOKS = 3,
+    MEMORY_LOOKS_BYTES = 256 << 10,
 };
 
 typedef struct conn_list { /* links of one list */
@@ -36,6 +42,9 @@ struct conn {
     reply *out, **out_tail;
     size_t out_bytes;                                    /* that they take */
     size_t in_bytes;                                     /* that the reader takes for a large frame */
+    size_t seen_bytes;                                   /* of that frame, when it last came on */
+    unsigned n_looks;                                    /* since then, while others waited for memory */
+    uint64_t waiting_us;                                 /* in the list of those since */
     uint64_t opened_us, partial_us, blocked_us, half_us; /* since when; 0: not */
     uint64_t answered_us;                                /* the latest reply went out; 0: none has */
     const char *farewell;  /* reason: nothing more is read, and closed when all replies are out; NULL: not */
@@ -99,6 +108,13 @@ static void do_later(conn *c)
         list_add(&c->host->later, c, in_later);
 }
 
+static void condemn(conn *c, const char *reason)
+{
+    if (c->condemned == NULL)
+        c->condemned = reason;
+    do_later(c);
+}
+
 static uint64_t ms(int64_t n)
 {
     return (uint64_t)n * 1000;
@@ -112,43 +128,97 @@ static void wait_until(conn_host *h, uint64_t due_us)
 }
 
 /* ---- memory of readers ---- */
-/* The reader has grown or given back: then those that wait for memory look again. */
-static void count_in(conn *c)
-{
-    conn_host *h = c->host;
-    const size_t had = c->in_bytes;
-
-    c->in_bytes = c->reader.cap > FRAME_START_BYTES ? c->reader.cap - FRAME_START_BYTES : 0;
-    h->in_bytes += c->in_bytes - had;
-    if (c->in_bytes >= had)
-        return;
-    for (conn *w = h->waiting, *next; w != NULL; w = next) {
-        next = w->waiting.next;
-        list_remove(w, in_waiting);
-        do_later(w);
-    }
-}
-
 static uint64_t equal_part(const conn_host *h)
 {
     return (uint64_t)h->config->memory_bytes / ((uint64_t)h->n_clients + h->n_admins + h->n_strangers);
 }
 
-/* May the reader take what its next bytes need?  Who has to wait holds nothing that others wait for: a large frame, and it alone,
- * is in memory of its own, which is given back when the frame has been taken, or its time is over. */
-static bool may_read(const conn *c)
+/* What the next bytes need is the reader's already, or its due whoever waits. */
+static bool may_take(const conn *c)
 {
-    const conn_host *h = c->host;
     const size_t need = frame_need(&c->reader);
 
-    return need <= FRAME_START_BYTES || need <= c->reader.cap || c->info.is_admin || h->in_bytes == 0 ||
-           need <= equal_part(h) || h->in_bytes + need - FRAME_START_BYTES <= (uint64_t)h->config->memory_bytes;
+    return need <= FRAME_START_BYTES || need <= c->reader.cap || c->info.is_admin || need <= equal_part(c->host);
+}
+
+static bool is_room_for(const conn *c)
+{
+    const conn_host *h = c->host;
+
+    return h->in_bytes == 0 ||
+           h->in_bytes + frame_need(&c->reader) - FRAME_START_BYTES <= (uint64_t)h->config->memory_bytes;
+}
+
+/* Who has to wait holds nothing that others wait for: a large frame, and it alone, is in memory of its own, which is given back
+ * when the frame has been taken, or its time is over.  The memory goes to who has waited longest, so that who comes back again
+ * and again is behind those who stay. */
+static bool may_read(const conn *c)
+{
+    return may_take(c) || (c->host->waiting == NULL && is_room_for(c));
+}
+
+static void begin_waiting(conn *c)
+{
+    conn_host *h = c->host;
+
+    if (c->waiting.at != NULL)
+        return;
+    c->waiting = (conn_list){NULL, h->waiting_end};
+    *h->waiting_end = c;
+    h->waiting_end = &c->waiting.next;
+    c->waiting_us = conn_now_us();
+    /* Nobody tells that it has gone meanwhile, nor that others stall. */
+    wait_until(h, c->waiting_us + ms(CHECK_STEP_MS));
+}
+
+static void end_waiting(conn *c)
+{
+    if (c->waiting.at == NULL)
+        return;
+    if (c->waiting.next == NULL)
+        c->host->waiting_end = c->waiting.at;
+    list_remove(c, in_waiting);
+}
+
+/* What its reader takes has changed.  False: it takes less. */
+static bool count_in(conn *c)
+{
+    const size_t had = c->in_bytes;
+
+    c->in_bytes = c->reader.cap > FRAME_START_BYTES ? c->reader.cap - FRAME_START_BYTES : 0;
+    c->host->in_bytes += c->in_bytes - had;
+    if (had == 0) {
+        c->seen_bytes = c->reader.end - c->reader.start;
+        c->n_looks = 0;
+    }
+    return c->in_bytes >= had;
+}
+
+/* Those who may go on take their memory here and now, before anyone else does; they read on their next turn. */
+static void serve_waiting(conn_host *h)
+{
+    for (conn *w = h->waiting, *next; w != NULL; w = next) {
+        next = w->waiting.next;
+        if (!may_take(w) && (w != h->waiting || !is_room_for(w)))
+            continue;
+        end_waiting(w);
+        if (frame_want(&w->reader).len == 0)
+            condemn(w, "out_of_memory");
+        (void)count_in(w);
+        do_later(w);
+    }
+}
+
+static void count_in_and_serve(conn *c)
+{
+    if (!count_in(c))
+        serve_waiting(c->host);
 }
 
 static void rest(conn *c)
 {
     frame_reader_rest(&c->reader);
-    count_in(c);
+    count_in_and_serve(c);
 }
 
 /* ---- the end ---- */
@@ -210,10 +280,10 @@ static void conn_close(conn *c)
         return;
     c->closing = true;
     list_remove(c, in_later);
-    list_remove(c, in_waiting);
+    end_waiting(c);
     drop_replies(c);
     frame_reader_fini(&c->reader);
-    count_in(c);
+    count_in_and_serve(c);
     if (c->pid_fd >= 0) {
         uv_close((uv_handle_t *)&c->pid_poll, on_handle_closed);
         (void)close(c->pid_fd);
@@ -253,13 +323,6 @@ static void drop(conn *c, const char *reason, const kvs_err *err)
               (unsigned)c->info.uid, (int)c->info.pid, c->peer != NULL ? peer_in_flight(c->peer) : 0, c->out_bytes,
               err != NULL ? " msg=" : "", err != NULL ? log_quote(text, sizeof text, err->msg, strlen(err->msg)) : "");
     conn_close(c);
-}
-
-static void condemn(conn *c, const char *reason)
-{
-    if (c->condemned == NULL)
-        c->condemned = reason;
-    do_later(c);
 }
 
 /* ---- what the loop is asked for ---- */
@@ -424,13 +487,6 @@ static void send_away(conn *c)
     leave(c, "denied");
 }
 
-/* Nobody tells that it has gone meanwhile. */
-static void wait_for_memory(conn *c)
-{
-    list_add(&c->host->waiting, c, in_waiting);
-    wait_until(c->host, conn_now_us() + ms(HALF_CHECK_MS));
-}
-
 enum got { GOT_NOTHING, GOT_ALL, GOT_MORE }; /* ALL: the socket was empty afterwards */
 
 static enum got receive(conn *c, size_t *bytes)
@@ -443,11 +499,12 @@ static enum got receive(conn *c, size_t *bytes)
 
     rest(c);
     if (!may_read(c)) {
-        wait_for_memory(c);
+        begin_waiting(c);
         return GOT_NOTHING;
     }
+    end_waiting(c);
     want = frame_want(&c->reader);
-    count_in(c);
+    (void)count_in(c);
     if (want.len == 0) {
         drop(c, "out_of_memory", NULL);
         return GOT_NOTHING;
@@ -650,6 +707,7 @@ kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
 void conn_host_init(conn_host *h, uv_loop_t *loop, core *c, mailbox *m, const config *cfg)
 {
     *h = (conn_host){.loop = loop, .core = c, .mailbox = m, .config = cfg, .due_us = UINT64_MAX};
+    h->waiting_end = &h->waiting;
 }
 
 bool conns_turn(conn_host *h)
@@ -716,6 +774,58 @@ static void check_one(conn *c, uint64_t now_us)
         wait_until(c->host, due < now_us + ms(CHECK_STEP_MS) ? now_us + ms(CHECK_STEP_MS) : due);
 }
 
+/* Has its large frame come on?  Bytes now and then are not enough. */
+static void look_at(conn *c)
+{
+    const size_t got = c->reader.end - c->reader.start;
+
+    if (c->host->waiting == NULL || got >= c->seen_bytes + MEMORY_LOOKS_BYTES) {
+        c->seen_bytes = got;
+        c->n_looks = 0;
+    } else {
+        c->n_looks++;
+    }
+}
+
+/* Of those whose frames do not come on the one with the most memory, so that few have to go; or NULL. */
+static conn *find_stalled(const conn_host *h)
+{
+    conn *found = NULL;
+
+    for (conn *c = h->all; c != NULL; c = c->all.next)
+        if (c->n_looks >= MEMORY_LOOKS && c->in_bytes > (found != NULL ? found->in_bytes : 0))
+            found = c;
+    return found;
+}
+
+static void drop_stalled(conn *c)
+{
+    kvs_err err = {0};
+
+    (void)kvs_fail(&err, KVS_E_LIMIT,
+                   "frame: %zu of %zu bytes are there, few in the last %d ms; others waited for its memory",
+                   c->reader.end - c->reader.start, c->reader.cap, MEMORY_LOOKS * CHECK_STEP_MS);
+    drop(c, "stalled_frame", &err);
+}
+
+/* Readers' memory that goes unused while others wait for it.  Each drop serves those who wait. */
+static void look_at_readers(conn_host *h, uint64_t now_us)
+{
+    conn *stalled;
+
+    if (now_us >= h->look_us) {
+        h->look_us = now_us + ms(CHECK_STEP_MS);
+        for (conn *c = h->all; c != NULL; c = c->all.next)
+            look_at(c);
+        serve_waiting(h); /* an equal part may be more by now, or the limit */
+        while (h->waiting != NULL && now_us >= h->waiting->waiting_us + ms(MEMORY_WAIT_MS) &&
+               (stalled = find_stalled(h)) != NULL)
+            drop_stalled(stalled);
+    }
+    if (h->waiting != NULL)
+        wait_until(h, h->look_us);
+}
+
 void conns_check(conn_host *h, uint64_t now_us)
 {
     conn *next;
@@ -727,6 +837,7 @@ void conns_check(conn_host *h, uint64_t now_us)
         next = c->all.next; /* a close frees nothing before the loop's next turn */
         check_one(c, now_us);
     }
+    look_at_readers(h, now_us);
 }
 
 static void say_farewell(conn *c, const char *reason)
@@ -734,9 +845,9 @@ static void say_farewell(conn *c, const char *reason)
     c->farewell = reason;
     c->more = false;
     c->partial_us = 0;
-    list_remove(c, in_waiting);
+    end_waiting(c);
     frame_reader_fini(&c->reader);
-    count_in(c);
+    count_in_and_serve(c);
     if (c->half_us == 0)
         c->half_us = conn_now_us();
     wait_until(c->host, c->half_us + ms(HALF_CHECK_MS));

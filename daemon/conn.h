@@ -16,6 +16,9 @@
  * Fair: limits.request_budget frames, CONN_TURN_BYTES or CONN_TURN_US of one connection a turn of the loop; the rest on
  * the next.
  *
+ * Readers of large frames have memory within limits.memory_bytes, or an equal part of it each.  Who comes later waits in a
+ * queue, and is read no further; when that takes long, those are dropped that have memory and send nothing to speak of.
+ *
  * A client that asks again within CONN_QUICK_US of its answer finds the loop awake the next time: for as long after each of
  * its requests and answers, and not a moment longer, the loop looks instead of sleeping. */
 
@@ -39,10 +42,12 @@ typedef struct conn_host { /* filled by the holder, whose handles drive the thre
     const config *config; /* read at every use: a reload may change it */
     metrics_edge *edge;   /* or NULL */
     /* ---- kept by conn.c ---- */
-    conn *all;       /* every connection that has memory */
-    conn *later;     /* those with something to do on the next turn */
-    conn *waiting;   /* those whose large frame is not read further: others being read take all that they may */
-    uint64_t due_us; /* when conns_check is due; UINT64_MAX: nobody waits for anything */
+    conn *all;     /* every connection that has memory */
+    conn *later;   /* those with something to do on the next turn */
+    conn *waiting; /* those whose large frame is not read further, the longest first: others have the memory */
+    conn **waiting_end;
+    uint64_t look_us; /* not before it are readers looked at again that have memory for which others wait */
+    uint64_t due_us;  /* when conns_check is due; UINT64_MAX: nobody waits for anything */
     /* Until freed: a client that comes back has left nothing behind.  Strangers are none of the others. */
     uint32_t n_clients, n_admins, n_strangers;
     uint32_t n_tenant[CONFIG_MAX_TENANTS]; /* clients of each */

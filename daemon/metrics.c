@@ -115,7 +115,7 @@ void metrics_edge_init(metrics_edge *e)
     static const char *const REFUSED[] = {"max_clients", "descriptors", "uid", "unmapped_uid", "tenant_removed"};
     static const char *const DROPPED[] = {"protocol",          "cut_frame",        "lost_descriptors", "unsent_replies",
                                           "no_hello",          "unfinished_frame", "reads_nothing",    "out_of_memory",
-                                          "no_longer_allowed", "tenant_removed"};
+                                          "no_longer_allowed", "tenant_removed",   "stalled_frame"};
     static const char *const RELOADS[] = {"applied", "refused", "ignored"};
 
     *e = (metrics_edge){.start_unix_s = (uint64_t)time(NULL)};

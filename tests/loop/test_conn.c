@@ -699,6 +699,180 @@ Test(conn, large_frames_of_many_that_have_room_for_one_come_to_an_end)
     cr_assert_eq(h.host.in_bytes, 0);
 }
 
+/* Clients that begin a large request and do not come to its end, in memory for a few of them. */
+enum { N_STALLED = 24, STALLED_MEMORY = 200000 };
+
+typedef struct crowd {
+    raw_client good, bad[N_STALLED];
+    bool drips, comes_back;
+    uint64_t dripped_ms;
+    uint32_t n_back;
+} crowd;
+
+static void begin_and_stall(raw_client *c)
+{
+    join_as(c, 0);
+    cr_assert(raw_send(c, WIRE_HELLO, 1, NULL, 0, NULL, 0));
+    send_part(c, 2, 40000);
+}
+
+static void go_on(crowd *w)
+{
+    const uint64_t now_ms = raw_now_ms();
+
+    if (now_ms < w->dripped_ms + 20)
+        return;
+    w->dripped_ms = now_ms;
+    for (int i = 0; i < N_STALLED; i++) {
+        if (w->drips)
+            (void)send(w->bad[i].fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (w->comes_back && has_ended(&w->bad[i])) {
+            raw_close(&w->bad[i]);
+            begin_and_stall(&w->bad[i]);
+            w->n_back++;
+        }
+    }
+}
+
+static bool is_good_answered(void *ud)
+{
+    crowd *w = ud;
+    wanted answer = {.client = &w->good};
+
+    go_on(w);
+    return try_recv(&answer) && answer.frame.head.id == 7;
+}
+
+static bool is_memory_taken(void *ud)
+{
+    (void)ud;
+    return h.host.in_bytes + LARGE - FRAME_START_BYTES > STALLED_MEMORY && h.host.waiting != NULL;
+}
+
+static void is_served_beside(crowd *w)
+{
+    begin();
+    h.config.memory_bytes = STALLED_MEMORY;
+    join_client(&w->good);
+    for (int i = 0; i < N_STALLED; i++)
+        begin_and_stall(&w->bad[i]);
+    cr_assert(loop_until(&h.loop, is_memory_taken, NULL, 5000));
+    for (int i = 0; i < 10; i++)
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    for (int i = 0; i < 2; i++) {
+        send_part(&w->good, 7, WIRE_HEADER_BYTES + LARGE);
+        cr_assert(loop_until(&h.loop, is_good_answered, w, 3000), "those who stall have the memory");
+    }
+    cr_assert_gt(h.host.n_dropped, 0);
+    cr_assert_leq(h.host.in_bytes, STALLED_MEMORY);
+    for (int i = 0; i < N_STALLED; i++)
+        raw_close(&w->bad[i]);
+    raw_close(&w->good);
+    end();
+    cr_assert_eq(h.host.in_bytes, 0);
+    cr_assert_eq(h.host.waiting, NULL);
+}
+
+/* Symptom: beside 40 clients that had stalled within a request of 1 MiB, under limits.memory_bytes of 16 MiB, the large request
+ * of another one took two or three limits.frame_timeout_ms: those that were dropped left the memory to others that had stalled. */
+Test(conn, serves_a_large_request_beside_many_that_stall)
+{
+    static crowd w;
+
+    is_served_beside(&w);
+}
+
+Test(conn, serves_a_large_request_beside_many_that_drip_and_come_back)
+{
+    static crowd w = {.drips = true, .comes_back = true};
+
+    is_served_beside(&w);
+    cr_assert_gt(w.n_back, 0);
+}
+
+static bool has_passed(void *ud)
+{
+    return raw_now_ms() >= *(uint64_t *)ud;
+}
+
+Test(conn, is_patient_with_a_large_request_while_nobody_waits_for_its_memory)
+{
+    uint64_t until_ms, began_ms;
+    raw_client slow, other;
+
+    begin();
+    h.config.frame_timeout_ms = 1500;
+    join_client(&slow);
+    join_client(&other);
+    send_part(&slow, 2, 20000);
+    until_ms = raw_now_ms() + 800; /* longer than it would have if somebody waited */
+    cr_assert(loop_until(&h.loop, has_passed, &until_ms, 5000));
+    send_part(&other, 3, WIRE_HEADER_BYTES + LARGE);
+    expect(&other, WIRE_PING, 3);
+    send_rest(&slow, 20000);
+    expect(&slow, WIRE_PING, 2);
+    began_ms = raw_now_ms();
+    send_part(&slow, 4, 20000);
+    cr_assert(loop_until(&h.loop, has_ended, &slow, 5000));
+    cr_assert_geq(raw_now_ms() - began_ms, 1500);
+    cr_assert_eq(h.host.n_dropped, 1);
+    raw_close(&slow);
+    raw_close(&other);
+    end();
+}
+
+enum { HUGE_BODY = 6 << 20, HUGE_STEP = 128 << 10 };
+
+typedef struct steady {
+    raw_client *client;
+    size_t sent;
+    uint64_t stepped_ms;
+} steady;
+
+static bool is_huge_sent(void *ud)
+{
+    static const uint8_t zeros[HUGE_STEP];
+    steady *s = ud;
+    size_t left = HUGE_BODY - s->sent;
+    ssize_t n;
+
+    if (raw_now_ms() < s->stepped_ms + 20)
+        return false;
+    s->stepped_ms = raw_now_ms();
+    n = send(s->client->fd, zeros, left < HUGE_STEP ? left : HUGE_STEP, MSG_DONTWAIT | MSG_NOSIGNAL);
+    s->sent += n > 0 ? (size_t)n : 0;
+    return s->sent == HUGE_BODY;
+}
+
+/* It takes twice as long as who waits is patient with those that stall. */
+Test(conn, lets_a_large_request_that_goes_on_come_to_its_end_whoever_waits)
+{
+    uint8_t head[WIRE_HEADER_BYTES];
+    raw_client huge, other;
+    steady s = {.client = &huge};
+
+    begin();
+    h.config.max_body_bytes = HUGE_BODY;
+    h.config.memory_bytes = 100000;
+    join_client(&huge);
+    join_client(&other);
+    wire_header_encode(&(wire_header){.op = WIRE_STATUS, .id = 2, .body_len = HUGE_BODY}, head);
+    cr_assert(raw_write(&huge, head, sizeof head, NULL, 0));
+    while (!is_partial_large(NULL)) {
+        (void)is_huge_sent(&s);
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    }
+    send_part(&other, 3, WIRE_HEADER_BYTES + LARGE);
+    cr_assert(loop_until(&h.loop, has_waiting, NULL, 5000));
+    cr_assert(loop_until(&h.loop, is_huge_sent, &s, 10000));
+    expect(&huge, WIRE_STATUS, 2);
+    expect(&other, WIRE_PING, 3);
+    cr_assert_eq(h.host.n_dropped, 0);
+    raw_close(&huge);
+    raw_close(&other);
+    end();
+}
+
 /* Its replies may take long yet; what it had begun to ask is not read any more. */
 Test(conn, holds_no_memory_for_a_request_that_a_tenant_now_gone_had_begun)
 {

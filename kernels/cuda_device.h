@@ -59,6 +59,7 @@ kvs_status cuda_queue_open(device *d, device_dir dir, device_queue **ret, kvs_er
 void cuda_queue_close(device_queue *q);
 kvs_status cuda_queue_copy(device_queue *q, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
                            kvs_err *err);
+kvs_status cuda_queue_sum(device_queue *q, const device_sums *s, kvs_err *err);
 kvs_status cuda_queue_mla_write(device_queue *q, const kvs_mla_write_args *a, uint32_t *ret_bad, uint64_t *ret_mark,
                                 kvs_err *err);
 kvs_status cuda_queue_mla_decode(device_queue *q, const kvs_mla_decode_args *a, kvs_mla_decode_result *ret,

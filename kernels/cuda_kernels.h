@@ -31,7 +31,8 @@ extern "C" {
     X(merge)                                                                                                           \
     X(concat_q)                                                                                                        \
     X(index_convert)                                                                                                   \
-    X(page_copy)
+    X(page_copy)                                                                                                       \
+    X(part_sum)
 
 /* kvs_NAME_cuda_init: load the kernels of NAME.cu and allow them the shared memory that they want. */
 #define X(name) kvs_status kvs_##name##_cuda_init(kvs_err *err);

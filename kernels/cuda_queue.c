@@ -5,7 +5,7 @@
  * An event that wakes a sleeper costs the copy engine 3 us, of which a batch of 16 MiB felt 1 %: queues that copy have plain
  * ones, and look at them again and again where a copy takes longer than it can.
  * Copies from another GPU go in a stream of their own, beside those from the host, which take other ways: their marks are reached
- * out of order.
+ * out of order.  Sums have one, too: they read what the copies read, and shall not wait for them.
  * A kernel call's small inputs (lengths, tables, slots) travel through one pinned buffer, so that a second call waits
  * for the first one to end. */
 #include <inttypes.h>
@@ -37,6 +37,9 @@ typedef struct cuda_queue {
     device_queue base;
     cudaStream_t stream;
     cudaStream_t peers; /* of a queue that loads */
+    cudaStream_t sums;  /* of one that stores; waited for before a call returns */
+    cudaEvent_t summed;
+    uint64_t *parts; /* pinned: DEVICE_SUM_PARTS */
     cudaEvent_t events[MARKS];
     bool copies;               /* else it is for kernels */
     bool of_peers[MARKS];      /* whose events these are: not of the first stream */
@@ -200,14 +203,32 @@ void cuda_queue_close(device_queue *dq)
         (void)cudaStreamSynchronize(q->peers);
         (void)cudaStreamDestroy(q->peers);
     }
+    if (q->sums != NULL) {
+        (void)cudaStreamSynchronize(q->sums);
+        (void)cudaStreamDestroy(q->sums);
+    }
+    if (q->summed != NULL)
+        (void)cudaEventDestroy(q->summed);
     for (int i = 0; i < MARKS; i++)
         if (q->events[i] != NULL)
             (void)cudaEventDestroy(q->events[i]);
+    (void)cudaFreeHost(q->parts);
     (void)cudaFreeHost(q->input);
     (void)cudaFree(q->dev_input);
     (void)cudaFree(q->workspace);
     (void)cudaGetLastError();
     free(q);
+}
+
+static cudaError_t open_sums(cuda_queue *q)
+{
+    cudaError_t e = cudaStreamCreateWithFlags(&q->sums, cudaStreamNonBlocking);
+
+    if (e == cudaSuccess)
+        e = cudaEventCreateWithFlags(&q->summed, cudaEventDisableTiming);
+    return e == cudaSuccess
+               ? cudaHostAlloc((void **)&q->parts, DEVICE_SUM_PARTS * sizeof *q->parts, cudaHostAllocPortable)
+               : e;
 }
 
 kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs_err *err)
@@ -231,6 +252,8 @@ kvs_status cuda_queue_open(device *base, device_dir dir, device_queue **ret, kvs
         e = cudaEventCreateWithFlags(&q->events[i], flags);
     if (e == cudaSuccess && dir == DEVICE_LOAD)
         e = cudaStreamCreateWithFlags(&q->peers, cudaStreamNonBlocking);
+    if (e == cudaSuccess && dir == DEVICE_STORE)
+        e = open_sums(q);
     if (e != cudaSuccess) {
         s = cuda_failed(d, err, "queue_open", e);
         cuda_queue_close(&q->base);
@@ -376,6 +399,42 @@ kvs_status cuda_queue_copy(device_queue *dq, const device_copy *c, size_t n, dev
     for (size_t i = 0; i < n; i++)
         q->all_bytes += peers ? 0 : c[i].bytes;
     return give_mark(q, peers ? q->peers : q->stream, ret_mark, err);
+}
+
+/* --- sums --------------------------------------------------------------------------------------------------- */
+
+static kvs_status check_sums(const cuda_queue *q, const device_sums *s, kvs_err *err)
+{
+    if (q->sums == NULL)
+        return kvs_fail(err, KVS_E_INVALID, "sum: this queue does not store");
+    if (s->part_bytes == 0 || s->n > DEVICE_SUM_PARTS ||
+        s->n * kvs_part_sum_parts(s->bytes, s->part_bytes) > DEVICE_SUM_PARTS)
+        return kvs_fail(err, KVS_E_LIMIT, "sum: parts of %" PRIu32 " blocks are more than %d", s->n, DEVICE_SUM_PARTS);
+    return KVS_OK;
+}
+
+kvs_status cuda_queue_sum(device_queue *dq, const device_sums *s, kvs_err *err)
+{
+    cuda_queue *q = (cuda_queue *)dq;
+    kvs_status st = cuda_enter(device_of(q), err);
+    cudaError_t e;
+
+    if (st == KVS_OK)
+        st = check_sums(q, s, err);
+    if (st == KVS_OK)
+        st = kvs_part_sum_cuda(s->blocks, s->n, s->bytes, s->part_bytes, q->parts, q->sums, err);
+    if (st == KVS_E_DEVICE_LOST)
+        atomic_store_explicit(&device_of(q)->lost, true, memory_order_relaxed);
+    if (st != KVS_OK)
+        return st;
+    e = cudaEventRecord(q->summed, q->sums);
+    if (e != cudaSuccess)
+        return queue_broke(q, err, "cudaEventRecord", e);
+    e = event_wait(q, q->summed, 0);
+    if (e != cudaSuccess)
+        return queue_broke(q, err, "cudaEventSynchronize", e);
+    memcpy(s->parts, q->parts, s->n * kvs_part_sum_parts(s->bytes, s->part_bytes) * sizeof *s->parts);
+    return KVS_OK;
 }
 
 /* --- kernels ------------------------------------------------------------------------------------------------ */

@@ -189,6 +189,7 @@ static const device_ops cuda_ops = {
     .queue_open = cuda_queue_open,
     .queue_close = cuda_queue_close,
     .copy = cuda_queue_copy,
+    .sum = cuda_queue_sum,
     .mla_write = cuda_queue_mla_write,
     .mla_decode = cuda_queue_mla_decode,
     .mla_extend = cuda_queue_mla_extend,

@@ -70,6 +70,9 @@ enum {
     SIZE(mover_batch_bytes, "mover.batch_bytes", CONFIG_MIB(16), CONFIG_KIB(64), CONFIG_GIB(1), true,                  \
          "bytes that are handed to a device at once; more urgent work waits for one or two such batches.  Four times " \
          "that where only one tenant has clients, but for stores with checksums")                                      \
+    WORD(mover_sums, "mover.sums", "auto", "auto|cpu", true,                                                           \
+         "what makes the checksums of stored blocks: a kernel on the GPU that holds them, while nothing else runs "    \
+         "there, or always processors")                                                                                \
     WORD(mover_exchange, "mover.exchange", "auto", "auto|on|off", true,                                                \
          "two GPUs that load the same blocks for one tenant each load half and copy the rest from each other; auto = " \
          "where the calibration shows a gain.  A reload turns it off, and on only where it was on at the start")       \

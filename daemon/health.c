@@ -26,6 +26,7 @@ static void add_moved(mover_stats *to, const mover_stats *s)
     to->blocks += s->blocks;
     to->bytes += s->bytes;
     to->kernel_bytes += s->kernel_bytes;
+    to->device_sum_bytes += s->device_sum_bytes;
     to->exchange_failed += s->exchange_failed;
     to->busy_us += s->busy_us;
     to->failed += s->failed;

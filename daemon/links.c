@@ -26,7 +26,8 @@ void core_present(core *c, uint32_t by)
 static void set_mover(const core *c, const core_device *d, int dir)
 {
     const copy_table *table = d->calibration.is_measured ? &d->calibration.table : NULL;
-    mover_settings s = {.batch_bytes = (uint64_t)c->config->mover_batch_bytes};
+    mover_settings s = {.batch_bytes = (uint64_t)c->config->mover_batch_bytes,
+                        .sums_us = strcmp(c->config->mover_sums, "auto") == 0 ? ROUTE_SUMS_US : 0};
 
     route_rules_make(&s.rules, c->config, table, dir, d->dev->ops->copies_by_kernel);
     mover_set(dir == 0 ? d->load : d->store, &s);

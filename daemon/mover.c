@@ -16,8 +16,6 @@ enum {
 #define PART_BYTES  (UINT64_C(8) << 20) /* that are looked up before the first of them are on their way */
 #define LAST_SUMMED (UINT64_C(2) << 20)
 
-_Static_assert(MOVER_NO_SUM == SUMS_NONE, "a sum that was not begun is none");
-
 /* What is there of the job now. */
 static void look(mover_run *r)
 {
@@ -206,37 +204,10 @@ bool mover_settle_item(mover_item *it, bool whole, kvs_status s)
     return s == KVS_OK && whole;
 }
 
-/* The first `bytes` of a block are there.  Its sum is taken over what the arena holds, not over the device's side: a client
- * may write there meanwhile. */
-static void sum_item(mover_run *r, mover_item *it, uint64_t bytes)
-{
-    mover_job *j = r->j;
-    bool whole = bytes == j->map->slot_bytes;
-
-    if (r->m->dir != DEVICE_STORE || !j->checksum)
-        return;
-    if (r->m->sums != NULL && j->open_sum == MOVER_NO_SUM)
-        j->open_sum = sums_begin(r->m->sums, it->host, j->map->slot_bytes, &it->checksum);
-    if (j->open_sum != MOVER_NO_SUM)
-        sums_reach(r->m->sums, j->open_sum, bytes);
-    else if (whole) /* nobody else has room for it: very many jobs were overtaken with a block half there */
-        it->checksum = sums_one(it->host, bytes);
-    if (whole)
-        j->open_sum = MOVER_NO_SUM;
-}
-
-static void drop_open_sum(mover_run *r)
-{
-    if (r->j->open_sum != MOVER_NO_SUM)
-        sums_forget(r->m->sums, r->j->open_sum);
-    r->j->open_sum = MOVER_NO_SUM;
-}
-
 void mover_finish_item(mover_run *r, mover_item *it)
 {
     mover *m = r->m;
 
-    sum_item(r, it, r->j->map->slot_bytes);
     it->status = KVS_OK;
     r->n_whole++;
     (void)atomic_fetch_add_explicit(&m->blocks, 1, memory_order_relaxed);
@@ -253,15 +224,17 @@ static void settle(mover_run *r, const mover_batch *b)
         return;
     }
     if (b->status != KVS_OK)
-        drop_open_sum(r);
+        mover_drop_open_sum(r);
     for (uint32_t i = b->from.item; i < b->to.item; i++)
-        if (mover_settle_item(&j->items[i], true, b->status))
+        if (mover_settle_item(&j->items[i], true, b->status)) {
+            mover_sum_item(r, b, &j->items[i], j->map->slot_bytes);
             mover_finish_item(r, &j->items[i]);
+        }
     if (b->to.item >= r->n_items || (b->to.plane == 0 && b->to.offset == 0))
         return;
     (void)mover_settle_item(&j->items[b->to.item], false, b->status);
     if (j->items[b->to.item].status == KVS_E_CANCELLED && j->map->cross_layer)
-        sum_item(r, &j->items[b->to.item], b->to.offset);
+        mover_sum_item(r, b, &j->items[b->to.item], b->to.offset);
 }
 
 /* True: the job ends by that. */
@@ -333,6 +306,9 @@ static mover_batch land(mover_run *r)
         j->flying[i - 1] = j->flying[i];
     j->n_flying--;
     if (!b.queued)
+        return b;
+    mover_ask_device(r, &b); /* what it has copied last; the sums take less than the copies do */
+    if (b.status == KVS_E_DEVICE_LOST)
         return b;
     beat_mark(BEAT_IN_CALL);
     b.status = r->m->dev->ops->wait(r->m->queue, b.mark, &b.err);
@@ -436,15 +412,6 @@ static bool lose(mover_run *r)
     return fail_all(r, &err);
 }
 
-/* A job has ended: nobody may read or write what is its submitter's again.  A block that a stop has cut, or a lost device, is
- * not summed further; those that are whole are, whatever has become of the others. */
-static void finish_sums(mover_run *r)
-{
-    drop_open_sum(r);
-    if (r->m->sums != NULL)
-        sums_finish(r->m->sums);
-}
-
 static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
 {
     mover *m = ud;
@@ -459,7 +426,7 @@ static bool mover_turn(void *ud, job *j, bool shared, uint64_t *ret_bytes)
     (void)pthread_mutex_unlock(&m->lock);
     ended = m->lost ? lose(&r) : run_batch(&r, shared ? 1 : m->depth);
     if (ended)
-        finish_sums(&r); /* before the clock stops: the job is not over without them */
+        mover_finish_sums(&r); /* before the clock stops: the job is not over without them */
     count_path(&r, thread_now_us() - began);
     x->at = r.at;
     *ret_bytes = r.turn_bytes;
@@ -512,7 +479,7 @@ kvs_status mover_create(mover **ret, device *dev, device_dir dir, work_sink sink
     m->dev = dev;
     m->dir = dir;
     m->sink = sink;
-    m->set.batch_bytes = MOVER_BATCH_BYTES;
+    m->set = (mover_settings){.batch_bytes = MOVER_BATCH_BYTES, .sums_us = ROUTE_SUMS_US};
     (void)pthread_mutex_init(&m->lock, NULL);
     m->depth = dev->ops->depth < 1 ? 1 : dev->ops->depth > MOVER_MAX_DEPTH ? MOVER_MAX_DEPTH : dev->ops->depth;
     m->early = m->depth > 1 && thread_may_spin();
@@ -643,6 +610,7 @@ void mover_get_stats(const mover *m, mover_stats *ret)
                          .blocks = atomic_load_explicit(&m->blocks, memory_order_relaxed),
                          .bytes = atomic_load_explicit(&m->bytes, memory_order_relaxed),
                          .kernel_bytes = atomic_load_explicit(&m->kernel_bytes, memory_order_relaxed),
+                         .device_sum_bytes = atomic_load_explicit(&m->device_sum_bytes, memory_order_relaxed),
                          .exchange_failed = atomic_load_explicit(&m->exchange_failed, memory_order_relaxed),
                          .busy_us = w.busy_us,
                          .failed = w.failed,

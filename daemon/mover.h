@@ -38,8 +38,10 @@ typedef struct mover_item {
     uint32_t slot;     /* in the region */
     uint32_t run;      /* not 0: blocks of one run that are neighbours on both sides may be copied as one */
     kvs_status status; /* out: OK, E_CORRUPT (verify failed), E_DEVICE, E_DEVICE_LOST, E_CANCELLED */
-    uint64_t checksum; /* store: out, sums_one of the block as stored.  load with verify: in, what it must be */
-    bool verify;       /* load: compare first; nothing is copied on a mismatch */
+    /* Store: out, sums_one of the block as the device holds it, or as it has come into the arena: the same, unless its owner
+     * writes to it meanwhile.  Load with verify: in, what it must be. */
+    uint64_t checksum;
+    bool verify; /* load: compare first; nothing is copied on a mismatch */
 } mover_item;
 
 typedef struct mover_place { /* the next byte to be queued is byte `offset` of plane `plane` of item `item` */
@@ -52,6 +54,7 @@ typedef struct mover_batch { /* that the device has, or has refused */
     uint64_t mark, bytes, queued_us;
     device_how how;
     bool queued, pulled; /* pulled: from the twin */
+    bool summed;         /* the device has the sums of the blocks that end in it */
     kvs_status status;
     kvs_err err;
 } mover_batch;
@@ -97,6 +100,7 @@ typedef struct mover_path_stats {
 typedef struct mover_stats {                               /* read from any thread, each value by itself */
     uint64_t jobs, blocks, bytes, busy_us, failed, queued; /* as worker_stats; blocks and bytes: copied whole */
     uint64_t kernel_bytes;                                 /* of batches that a kernel has copied */
+    uint64_t device_sum_bytes;                             /* whose checksums the device has made */
     uint64_t exchange_failed; /* batches from a twin; their blocks came from the host after all */
     uint64_t oldest_us;       /* age of the job that is being waited for by the device; 0 if idle */
     mover_path_stats path[MOVER_PATHS];
@@ -104,6 +108,7 @@ typedef struct mover_stats {                               /* read from any thre
 
 typedef struct mover_settings {
     uint64_t batch_bytes; /* at most, of one batch */
+    uint64_t sums_us;     /* the device makes checksums while a call takes no longer (see route.h); 0: processors do */
     route_rules rules;
 } mover_settings;
 

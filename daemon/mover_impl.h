@@ -1,7 +1,8 @@
 #ifndef KVS_DAEMON_MOVER_IMPL_H
 #define KVS_DAEMON_MOVER_IMPL_H
 
-/* What the files of the mover share: mover.c (turns, batches, the ends of jobs) and mover_shared.c (jobs that have a twin).
+/* What the files of the mover share: mover.c (turns, batches, the ends of jobs), mover_shared.c (jobs that have a twin) and
+ * mover_sums.c (checksums of stored blocks).
  *
  * Knows the same as daemon/mover.h.  Nobody else includes it.  The mover's thread, but for what mover.h says of others. */
 
@@ -36,11 +37,13 @@ struct mover {
     bool early;     /* jobs begin before all of their items are there */
     _Atomic bool alone;
     bool lost; /* the thread's: the device has said so once */
-    _Atomic uint64_t blocks, bytes, kernel_bytes, exchange_failed;
+    _Atomic uint64_t blocks, bytes, kernel_bytes, device_sum_bytes, exchange_failed;
     struct {
         _Atomic uint64_t blocks, bytes, busy_us;
     } path[MOVER_PATHS];
     device_copy copies[MOVER_KERNEL_COPIES];
+    const void *sum_blocks[DEVICE_SUM_BLOCKS];
+    uint64_t sum_parts[DEVICE_SUM_PARTS];
 };
 
 typedef struct mover_run {
@@ -78,5 +81,17 @@ void mover_settle_shared(mover_run *r, const mover_batch *b); /* it is over */
 uint32_t mover_own_flying(const mover_job *j);                /* batches on the own link */
 /* The job is over, and with it what a lost device has left flying.  The loop holds its answer back while the twin reads. */
 void mover_end_shared(mover_job *j);
+
+/* ---- mover_sums.c: checksums of stored blocks, by the device where that costs nobody anything, else by processors ---- */
+/* Have the device sum the blocks that end with a batch, which is queued: over its own side, so that what goes wrong on the way
+ * is found, too.  b->summed: it does; else processors shall. */
+void mover_ask_device(mover_run *r, mover_batch *b);
+/* The first `bytes` of a block have landed with this batch: processors take its sum, of what the arena holds, unless the device
+ * has. */
+void mover_sum_item(mover_run *r, const mover_batch *b, mover_item *it, uint64_t bytes);
+void mover_drop_open_sum(mover_run *r);
+/* A job has ended: nobody may read or write what is its submitter's again.  A block that a stop has cut, or a lost device, is
+ * not summed further; those that are whole are, whatever has become of the others. */
+void mover_finish_sums(mover_run *r);
 
 #endif

@@ -9,6 +9,7 @@ enum {
     JUDGED_BYTES = 1 << 20,     /* a smaller batch says little about a rate */
     FIRST_PAUSE_US = 50 * 1000, /* away from a busy GPU: one batch of 300 us in it costs others 0.6 % at most */
     LONGEST_PAUSE_US = 1600 * 1000,
+    SUMS_A_US = 200000, /* bytes */
 };
 #define LEAST_LEFT 0.9  /* of a busy process's speed, else the kernel is no choice beside it */
 #define BUSY_BELOW 0.65 /* of what is expected: two directions at once leave nine tenths, another process half */
@@ -83,6 +84,24 @@ device_how route_choose(const route *p, const route_rules *r, uint64_t piece_byt
     return route_is_busy(p, now_us) ? x->busy : x->idle;
 }
 
+/* Stay away for a while, if it is not known yet. */
+static void is_late(route *p, uint64_t now_us)
+{
+    if (route_is_busy(p, now_us))
+        return; /* it was on its way already */
+    p->pause_us = p->pause_us == 0 ? FIRST_PAUSE_US : p->pause_us * 2;
+    p->pause_us = p->pause_us < LONGEST_PAUSE_US ? p->pause_us : LONGEST_PAUSE_US;
+    p->busy_until_us = now_us + p->pause_us;
+}
+
+void route_saw_sums(route *p, uint64_t most_us, uint64_t bytes, uint64_t us, uint64_t now_us)
+{
+    if (us <= most_us + bytes / SUMS_A_US)
+        p->pause_us = 0;
+    else
+        is_late(p, now_us);
+}
+
 void route_saw(route *p, const route_rules *r, device_how how, uint64_t piece_bytes, uint64_t bytes, uint64_t us,
                uint64_t now_us)
 {
@@ -95,13 +114,8 @@ void route_saw(route *p, const route_rules *r, device_how how, uint64_t piece_by
     if (rate > p->best)
         p->best = rate;
     expected = x->expected > 0 ? x->expected : p->best;
-    if (rate >= expected * BUSY_BELOW) {
+    if (rate >= expected * BUSY_BELOW)
         p->pause_us = 0;
-        return;
-    }
-    if (route_is_busy(p, now_us))
-        return; /* it was on its way already */
-    p->pause_us = p->pause_us == 0 ? FIRST_PAUSE_US : p->pause_us * 2;
-    p->pause_us = p->pause_us < LONGEST_PAUSE_US ? p->pause_us : LONGEST_PAUSE_US;
-    p->busy_until_us = now_us + p->pause_us;
+    else
+        is_late(p, now_us);
 }

@@ -112,6 +112,7 @@ static void put_mover(const mover_stats *s, const char *name, json_writer *w)
     json_put_u64(w, "bytes", s->bytes);
     json_put_double(w, "gb", (double)s->bytes / 1e9);
     json_put_u64(w, "kernel_bytes", s->kernel_bytes);
+    json_put_u64(w, "device_sum_bytes", s->device_sum_bytes);
     json_put_u64(w, "exchange_bytes", s->path[MOVER_EXCHANGE].bytes);
     json_put_u64(w, "exchange_failed", s->exchange_failed);
     json_put_u64(w, "busy_us", s->busy_us);

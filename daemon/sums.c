@@ -57,7 +57,7 @@ struct sums {
 
 /* ---- sums ---- */
 
-static uint64_t part_bytes(uint64_t bytes)
+uint64_t sums_part_bytes(uint64_t bytes)
 {
     uint64_t n = (bytes + SUMS_PART - 1) / SUMS_PART;
 
@@ -88,7 +88,7 @@ static uint64_t one_part_ahead(const uint8_t *at, uint64_t bytes, uint64_t part,
     return XXH3_64bits_digest(&state);
 }
 
-static uint64_t join(const uint64_t *parts, uint32_t n)
+uint64_t sums_join(const uint64_t *parts, uint32_t n)
 {
     uint8_t text[SUMS_PARTS * 8];
 
@@ -100,19 +100,21 @@ static uint64_t join(const uint64_t *parts, uint32_t n)
     return XXH3_64bits(text, (size_t)n * 8);
 }
 
-static uint32_t count_parts(uint64_t bytes, uint64_t part)
+uint32_t sums_n_parts(uint64_t bytes)
 {
+    const uint64_t part = sums_part_bytes(bytes);
+
     return bytes == 0 ? 1 : (uint32_t)((bytes + part - 1) / part);
 }
 
 uint64_t sums_one(const void *at, uint64_t bytes)
 {
-    uint64_t parts[SUMS_PARTS], part = part_bytes(bytes);
-    uint32_t n = count_parts(bytes, part);
+    uint64_t parts[SUMS_PARTS], part = sums_part_bytes(bytes);
+    uint32_t n = sums_n_parts(bytes);
 
     for (uint32_t i = 0; i < n; i++)
         parts[i] = one_part(at, bytes, part, i);
-    return join(parts, n);
+    return sums_join(parts, n);
 }
 
 /* ---- blocks; the lock is held ---- */
@@ -175,7 +177,7 @@ static void part_done(sums *s, block *b)
         release(s, b);
     if (b->forgotten || b->finished < b->n_parts)
         return;
-    *b->ret = join(b->parts, b->n_parts);
+    *b->ret = sums_join(b->parts, b->n_parts);
     release(s, b);
 }
 
@@ -301,7 +303,6 @@ kvs_status sums_create(sums **ret, unsigned n_threads, kvs_err *err)
 
 uint32_t sums_begin(sums *s, const void *at, uint64_t bytes, uint64_t *ret)
 {
-    uint64_t part = part_bytes(bytes);
     block *b;
 
     (void)pthread_mutex_lock(&s->lock);
@@ -316,9 +317,9 @@ uint32_t sums_begin(sums *s, const void *at, uint64_t bytes, uint64_t *ret)
     s->free = b->next;
     b->at = at;
     b->bytes = bytes;
-    b->part_bytes = part;
+    b->part_bytes = sums_part_bytes(bytes);
     b->ret = ret;
-    b->n_parts = count_parts(bytes, part);
+    b->n_parts = sums_n_parts(bytes);
     b->ready = b->taken = b->finished = 0;
     b->runnable = b->forgotten = false;
     (void)pthread_mutex_unlock(&s->lock);

@@ -38,4 +38,9 @@ void sums_destroy(sums *s);     /* NULL is fine */
 /* The sum of one, in the calling thread. */
 uint64_t sums_one(const void *at, uint64_t bytes);
 
+/* The same from the XXH3-64 of its parts, whoever has made them: sums_n_parts of sums_part_bytes, the last one shorter. */
+uint64_t sums_part_bytes(uint64_t bytes);
+uint32_t sums_n_parts(uint64_t bytes);
+uint64_t sums_join(const uint64_t *parts, uint32_t n_parts);
+
 #endif

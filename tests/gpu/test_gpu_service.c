@@ -265,8 +265,28 @@ static bool time_hits(filler *x, uint64_t n_batches, double *ret_hits)
     return good;
 }
 
+/* Bytes whose checksums the GPU has made: those are what the next life compares with the processors'. */
+static bool summed_bytes(kvs_client *c, uint64_t *ret)
+{
+    static const char name[] = "\"device_sum_bytes\":";
+    kvs_report_args a = KVS_REPORT_SUMMARY;
+    const char *store = NULL, *at = NULL;
+    char *text = NULL;
+    size_t len;
+
+    if (kvs_report_alloc(c, &a, &text, &len, 0, NULL) == KVS_OK)
+        store = strstr(text, "\"store\":");
+    if (store != NULL)
+        at = strstr(store, name);
+    if (at != NULL)
+        *ret = strtoull(at + sizeof name - 1, NULL, 10);
+    kvs_free(text);
+    return at != NULL || GPU_FAIL("no status");
+}
+
 static bool fill(uint64_t gib, uint64_t *ret_batches)
 {
+    uint64_t summed = 0, all;
     bool good;
     filler x;
 
@@ -276,6 +296,11 @@ static bool fill(uint64_t gib, uint64_t *ret_batches)
     good = true;
     for (uint64_t b = 0; b < *ret_batches && good; b++)
         good = store_blocks(&x, b * N);
+    good = good && summed_bytes(x.e.client, &summed);
+    all = *ret_batches * N * x.e.slot_bytes;
+    (void)printf("      the GPU made the checksums of %.3f of what was stored\n", (double)summed / (double)all);
+    if (good && !gpu_subset() && summed < all / 2) /* a sanitizer's kernels are late */
+        good = GPU_FAIL("%" PRIu64 " bytes of %" PRIu64, summed, all);
     filler_close(&x);
     return good;
 }

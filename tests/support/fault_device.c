@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <xxhash.h>
+
 typedef struct fault_device {
     device base;
     device_ops ops;
@@ -447,6 +449,31 @@ static kvs_status fault_mla_extend(device_queue *dq, const kvs_mla_extend_args *
     if (s == KVS_OK)
         s = q->inner->dev->ops->mla_extend(q->inner, a, ret, &inner_mark, err);
     return kernel_done(q, s, inner_mark, ret_mark, err);
+}
+
+static kvs_status fault_sum(device_queue *dq, const device_sums *s, kvs_err *err)
+{
+    const uint64_t n_parts = kvs_part_sum_parts(s->bytes, s->part_bytes);
+    kvs_status st = pass(dq->dev, FAULT_SUM, err);
+
+    if (st != KVS_OK)
+        return st;
+    if (s->n == 0 || s->n > DEVICE_SUM_BLOCKS || s->n * n_parts > DEVICE_SUM_PARTS ||
+        !kvs_part_sum_fits(s->bytes, s->part_bytes))
+        return kvs_fail(err, KVS_E_INVALID, "sum: %u blocks of %llu bytes", (unsigned)s->n,
+                        (unsigned long long)s->bytes);
+    for (uint64_t i = 0; i < s->n * n_parts; i++) {
+        const uint64_t at = i % n_parts * s->part_bytes, left = s->bytes - at;
+
+        s->parts[i] =
+            XXH3_64bits((const uint8_t *)s->blocks[i / n_parts] + at, left < s->part_bytes ? left : s->part_bytes);
+    }
+    return KVS_OK;
+}
+
+void fault_device_pretend_sums(device *d)
+{
+    of(d)->ops.sum = fault_sum;
 }
 
 /* --- the device

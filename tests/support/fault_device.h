@@ -16,6 +16,7 @@
 typedef enum fault_call {
     FAULT_COPY,
     FAULT_WAIT,
+    FAULT_SUM,
     FAULT_MEM_CREATE,
     FAULT_MEM_IMPORT,
     FAULT_MEM_CLOSE,
@@ -52,6 +53,8 @@ void fault_device_clear(device *d, fault_call call);
 
 /* Before anyone uses it: what it says of itself as device_ops does.  Whatever it says, all copies are memcpy. */
 void fault_device_pretend(device *d, uint32_t depth, bool copies_by_kernel);
+/* The same of checksums: from now on it makes them, by libxxhash, of what is in its memory. */
+void fault_device_pretend_sums(device *d);
 uint64_t fault_device_by_kernel(device *d); /* copy calls so far that asked for a kernel */
 
 /* From now on copies move their bytes in wait() and not before, as on a device that is slow. */

@@ -116,6 +116,38 @@ static void saw(route *p, const route_rules *r, double gbs, uint64_t now)
     saw_pieces(p, r, 73728, gbs, now);
 }
 
+Test(route, late_sums_tell_that_a_gpu_is_busy)
+{
+    route p = {0};
+    const uint64_t batch = 16 << 20;
+    uint64_t now = 1000000, pause = 0;
+
+    route_saw_sums(&p, 400, batch, 55, now);
+    cr_assert_not(route_is_busy(&p, now));
+    route_saw_sums(&p, 400, batch, 300, now);
+    cr_assert_not(route_is_busy(&p, now));
+    route_saw_sums(&p, 400, 32 * batch, 2000, now);
+    cr_assert_not(route_is_busy(&p, now), "it takes longer to sum half a GB");
+    for (int i = 0; i < 8; i++) {
+        uint64_t until = now;
+
+        route_saw_sums(&p, 400, batch, 1100, now);
+        while (route_is_busy(&p, until))
+            until += 1000;
+        cr_assert(until - now >= pause && until - now >= 50000 && until - now <= 2000000);
+        pause = until - now;
+        now = until;
+    }
+    cr_assert_geq(pause, 1000000);
+    route_saw_sums(&p, 400, batch, UINT64_MAX, now); /* none at all */
+    cr_assert(route_is_busy(&p, now));
+    now += 2000000;
+    route_saw_sums(&p, 400, batch, 60, now);
+    route_saw_sums(&p, 400, batch, 1100, now);
+    cr_assert(route_is_busy(&p, now + 40000));
+    cr_assert_not(route_is_busy(&p, now + 60000), "one that was in time begins anew");
+}
+
 Test(route, leaves_a_busy_gpu_to_the_engines_for_longer_and_longer)
 {
     copy_table t = table();

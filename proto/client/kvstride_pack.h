@@ -42,8 +42,9 @@ typedef struct kvs_pack_plane {
  *   chunk      Where an engine fills the GPU a copy begins when one of its kernels ends, and costs it something whatever its
  *              size: with 32 MiB for 64 a compute-bound engine lost up to 5 % of its speed, not 1..2 %.  A smaller chunk takes
  *              less memory.
- *   n_staging  While the link has one chunk, the next one waits for a kernel's end and is copied: with three it was ready in
- *              time always, behind kernels of 0.6 ms; with a single one the link has nothing to do during copies.
+ *   n_staging  While the link has one chunk, the next ones wait for a kernel's end and are copied: with four they are ready in
+ *              time behind kernels of 0.6 ms; with three, stores of short pages beside a memory-bound engine had 0.90 of the
+ *              link for 0.92; with a single one the link has nothing to do during copies.
  *   ctas       As many as there are multiprocessors leave each the same part of the engine's work.  With 64 of 132 the others
  *              wait for those, and a compute-bound engine lost 3 %; 16 take so long that any lost 6 %.  More gain nothing. */
 typedef struct kvs_pack_args {
@@ -54,7 +55,7 @@ typedef struct kvs_pack_args {
     uint32_t n_blocks;            /* in each tensor: ids 0..n_blocks-1 */
     uint32_t first_counter;       /* this entry of the counter page and the next are the pack's own (GPU) */
     uint32_t chunk;               /* blocks that are copied together, 1..256; 0: about 64 MiB of them */
-    uint32_t n_staging;           /* slots for each direction, at least a chunk; 0: three chunks */
+    uint32_t n_staging;           /* slots for each direction, at least a chunk; 0: four chunks */
     uint32_t ctas;                /* thread blocks of a copy, 1..1024; 0: as many as the GPU has multiprocessors */
     uint32_t reserved;            /* 0 */
 } kvs_pack_args;

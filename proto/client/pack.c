@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CHUNK_BYTES = 64 << 20, CHUNKS = 3, MAX_CTAS = 1024, MAX_STAGING = 1 << 20 };
+enum { CHUNK_BYTES = 64 << 20, CHUNKS = 4, MAX_CTAS = 1024, MAX_STAGING = 1 << 20 };
 
 /* ---- arguments of open ---- */
 

@@ -9,7 +9,7 @@ enum {
     JUDGED_BYTES = 1 << 20,     /* a smaller batch says little about a rate */
     FIRST_PAUSE_US = 50 * 1000, /* away from a busy GPU: one batch of 300 us in it costs others 0.6 % at most */
     LONGEST_PAUSE_US = 1600 * 1000,
-    SUMS_A_US = 200000, /* bytes */
+    SUMS_A_US = 1000000, /* bytes */
 };
 #define LEAST_LEFT 0.9  /* of a busy process's speed, else the kernel is no choice beside it */
 #define BUSY_BELOW 0.65 /* of what is expected: two directions at once leave nine tenths, another process half */

@@ -43,9 +43,11 @@ device_how route_choose(const route *p, const route_rules *r, uint64_t piece_byt
 /* A batch of `bytes` took `us` by `how`. */
 void route_saw(route *p, const route_rules *r, device_how how, uint64_t piece_bytes, uint64_t bytes, uint64_t us,
                uint64_t now_us);
-/* The checksums of `bytes` took `us`; up to most_us, and what so many bytes take, is in time.  Of an idle H200 16 MiB take 55 us,
- * launch included; beside another process they wait for a slice, of a millisecond or more. */
-enum { ROUTE_SUMS_US = 400 };
+/* The checksums of `bytes` took `us`; up to most_us, and what so many bytes take, is in time.  On an H200 16 MiB took 53..60 us,
+ * launch included, and up to 130 where calls are rare; beside another process 195 at least, for the GPU changes from one to the
+ * other and back, and most calls a millisecond.  A process that waits for each of its kernels lost three quarters of its speed
+ * to calls that were let go on at 250 us. */
+enum { ROUTE_SUMS_US = 150 };
 void route_saw_sums(route *p, uint64_t most_us, uint64_t bytes, uint64_t us, uint64_t now_us);
 bool route_is_busy(const route *p, uint64_t now_us);
 

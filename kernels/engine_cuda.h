@@ -21,6 +21,7 @@ struct CUstream_st;
 enum engine_cuda_work {
     ENGINE_CUDA_COMPUTE, /* multiplications in registers, on every processor */
     ENGINE_CUDA_MEMORY,  /* one half of a large buffer copied to the other */
+    ENGINE_CUDA_LATENCY, /* short kernels, each waited for before the next one is launched, some 20 us later */
     ENGINE_CUDA_WORKS,
 };
 
@@ -32,10 +33,11 @@ kvs_status engine_cuda_alloc(engine_cuda *e, uint64_t bytes, void **ret, uint8_t
                              kvs_err *err);
 
 /* Queue one more step of some milliseconds, wait for the one before it, and say how long that was on the GPU, from the end of
- * its predecessor to its own end.  The first call says 0.  So the GPU always has one queued. */
+ * its predecessor to its own end.  The first call says 0.  So the GPU always has one queued.
+ * ENGINE_CUDA_LATENCY: do one step, and say how long it took this thread. */
 kvs_status engine_cuda_step(engine_cuda *e, enum engine_cuda_work work, double *ret_ms, kvs_err *err);
 
-/* engine_cuda.cu: queue a step.  buffer: device, [bytes]. */
+/* engine_cuda.cu: queue a step, of ENGINE_CUDA_LATENCY one kernel.  buffer: device, [bytes]. */
 kvs_status engine_cuda_launch(enum engine_cuda_work work, void *buffer, uint64_t bytes, struct CUstream_st *stream,
                               kvs_err *err);
 

@@ -39,14 +39,14 @@ struct bench_busy {
 
 static kvs_status find_work(const char *work, enum engine_cuda_work *ret, kvs_err *err)
 {
-    static const char *const NAMES[ENGINE_CUDA_WORKS] = {"compute", "memory"};
+    static const char *const NAMES[ENGINE_CUDA_WORKS] = {"compute", "memory", "latency"};
 
     for (int i = 0; i < ENGINE_CUDA_WORKS; i++)
         if (strcmp(work, NAMES[i]) == 0) {
             *ret = (enum engine_cuda_work)i;
             return KVS_OK;
         }
-    return kvs_fail(err, KVS_E_INVALID, "--engine %.20s: is neither compute nor memory", work);
+    return kvs_fail(err, KVS_E_INVALID, "--engine %.20s: is none of compute, memory, latency", work);
 }
 
 kvs_status bench_busy_run(const char *work, kvs_err *err)

@@ -14,7 +14,7 @@
 
 typedef struct bench_busy bench_busy;
 
-/* work: "compute" or "memory".  inside: a thread of this process, as the engine is whose memory a client packs; else a process
+/* work: "compute", "memory" or "latency".  inside: a thread of this process, as the engine is whose memory a client packs; else a process
  * of its own.  Waits until it runs. */
 kvs_status bench_busy_start(bench_busy **ret, const char *work, bool inside, kvs_err *err);
 void bench_busy_stop(bench_busy *b); /* NULL is fine */

@@ -272,21 +272,34 @@ static const char RATE_IS[] =
     "bytes of the requests that ended within that stretch but the first, over the time from its "
     "end to the last one's";
 
-static void add_engine(bench_list *l, const traffic *t, lane *x, const char *work, int rounds, const double gbs[2])
+/* The last one waits for each of its kernels, and so feels a link that is full and a GPU that goes to and fro: that is shown, and
+ * nothing is promised. */
+typedef struct engine_kind {
+    const char *work;
+    bool inside, whole_only;
+} engine_kind;
+
+enum { KINDS = 5 };
+static const engine_kind ENGINES[KINDS] = {
+    {"compute", false, false}, {"memory", false, false}, {"latency", false, true},
+    {"compute", true, false},  {"memory", true, false},
+};
+
+static void add_engine(bench_list *l, const traffic *t, lane *x, const engine_kind *k, int rounds, const double gbs[2])
 {
     const double raw =
         t->load && t->store ? NAN : gbs[t->load]; /* both at once: no simple raw figure beside an engine */
     double fractions[MAX_ROUNDS];
-    const bool promised = t->shape.place == BENCH_DAEMON || t->shape.place == BENCH_PACK;
+    const bool promised = !k->whole_only && (t->shape.place == BENCH_DAEMON || t->shape.place == BENCH_PACK);
     bench_figure *f =
-        bench_add(l, "ms", true, promised ? 0.95 : NAN, "GPU: a %s-bound engine's speed beside %s", work, t->name);
+        bench_add(l, "ms", true, promised ? 0.95 : NAN, "GPU: a %s-bound engine's speed beside %s", k->work, t->name);
 
     f->plain = clock_percentile(x->idle_ms, (size_t)rounds, 50);
     f->value = clock_percentile(x->busy_ms, (size_t)rounds, 50);
     f->plain_is = "a step alone";
     f->value_is = STEP_IS;
     bench_judge(f, x->speed, (size_t)rounds);
-    f = bench_add(l, "GB/s", true, t->target, "GPU: %s beside a %s-bound engine", t->name, work);
+    f = bench_add(l, "GB/s", true, t->target, "GPU: %s beside a %s-bound engine", t->name, k->work);
     for (int r = 0; r < rounds; r++)
         fractions[r] = x->gbs[r] / raw;
     f->value = clock_percentile(x->gbs, (size_t)rounds, 50);
@@ -303,20 +316,25 @@ static bool is_inside(const traffic *t)
     return t->shape.place == BENCH_PACK;
 }
 
-static kvs_status one_engine(bench_list *l, lane *lanes, bool inside, const char *work, int rounds, const double gbs[2],
+static bool concerns(const engine_kind *k, const lane *x, const traffic *t)
+{
+    return x->n > 0 && is_inside(t) == k->inside && (!k->whole_only || t->shape.place == BENCH_DAEMON);
+}
+
+static kvs_status one_engine(bench_list *l, lane *lanes, const engine_kind *k, int rounds, const double gbs[2],
                              kvs_err *err)
 {
     bench_busy *busy = NULL;
-    kvs_status s = bench_busy_start(&busy, work, inside, err);
+    kvs_status s = bench_busy_start(&busy, k->work, k->inside, err);
 
     for (int r = 0; r < rounds && s == KVS_OK; r++)
         for (int i = 0; i < TRAFFICS && s == KVS_OK; i++)
-            if (lanes[i].n > 0 && is_inside(&TRAFFIC[i]) == inside)
+            if (concerns(k, &lanes[i], &TRAFFIC[i]))
                 s = engine_round(&lanes[i], busy, r, err);
     bench_busy_stop(busy);
     for (int i = 0; i < TRAFFICS && s == KVS_OK; i++)
-        if (lanes[i].n > 0 && is_inside(&TRAFFIC[i]) == inside)
-            add_engine(l, &TRAFFIC[i], &lanes[i], work, rounds, gbs);
+        if (concerns(k, &lanes[i], &TRAFFIC[i]))
+            add_engine(l, &TRAFFIC[i], &lanes[i], k, rounds, gbs);
     return s;
 }
 
@@ -334,7 +352,6 @@ static bool is_selected(const selection *x, const traffic *t)
 
 static kvs_status engines(bench_list *l, const char *socket, const selection *x, const double gbs[2], kvs_err *err)
 {
-    static const char *const WORKS[] = {"compute", "memory"};
     static lane lanes[TRAFFICS];
     kvs_err late = {0};
     kvs_status s = KVS_OK;
@@ -342,8 +359,9 @@ static kvs_status engines(bench_list *l, const char *socket, const selection *x,
     for (int i = 0; i < TRAFFICS && s == KVS_OK; i++)
         if (is_selected(x, &TRAFFIC[i]))
             s = lane_start(&lanes[i], &TRAFFIC[i], &x->tune, socket, (uint64_t)(i + 1) << 44, err);
-    for (int w = x->packed_only ? 2 : 0; w < 4 && s == KVS_OK; w++)
-        s = one_engine(l, lanes, w >= 2, WORKS[w % 2], x->rounds, gbs, err);
+    for (int k = 0; k < KINDS && s == KVS_OK; k++)
+        if (ENGINES[k].inside || !x->packed_only)
+            s = one_engine(l, lanes, &ENGINES[k], x->rounds, gbs, err);
     for (int i = 0; i < TRAFFICS; i++)
         if (lane_stop(&lanes[i], &late) != KVS_OK && s == KVS_OK)
             s = kvs_fail(err, late.status, "%s", late.msg);

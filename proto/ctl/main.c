@@ -84,7 +84,7 @@ static const option_row ROWS[] = {
     {"quick", "", "fewer rounds, sizes and kinds: a minute", FLAG, false, offsetof(ctl, quick), 0, 0},
     {"svg", "FILE", "draw the ratios and, with a GPU, the sweep over piece sizes", TEXT, false, offsetof(ctl, svg), 0,
      0},
-    {"engine", "WORK", "keep the GPU busy instead, a line a step: compute or memory", TEXT, false,
+    {"engine", "WORK", "keep the GPU busy instead, a line a step: compute, memory or latency", TEXT, false,
      offsetof(ctl, engine), 0, 0},
     {"seconds", "N", "stop after N seconds", WHOLE, false, offsetof(ctl, seconds), 1, 86400},
     {"interval", "N", "rates, every N seconds", WHOLE, false, offsetof(ctl, interval), 1, 86400},

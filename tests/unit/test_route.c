@@ -122,16 +122,20 @@ Test(route, late_sums_tell_that_a_gpu_is_busy)
     const uint64_t batch = 16 << 20;
     uint64_t now = 1000000, pause = 0;
 
-    route_saw_sums(&p, 400, batch, 55, now);
+    route_saw_sums(&p, ROUTE_SUMS_US, batch, 55, now);
     cr_assert_not(route_is_busy(&p, now));
-    route_saw_sums(&p, 400, batch, 300, now);
+    route_saw_sums(&p, ROUTE_SUMS_US, batch, 130, now);
     cr_assert_not(route_is_busy(&p, now));
-    route_saw_sums(&p, 400, 32 * batch, 2000, now);
+    route_saw_sums(&p, ROUTE_SUMS_US, 32 * batch, 600, now);
     cr_assert_not(route_is_busy(&p, now), "it takes longer to sum half a GB");
+    route_saw_sums(&p, ROUTE_SUMS_US, batch, 195, now);
+    cr_assert(route_is_busy(&p, now), "a GPU that goes to and fro between two processes takes so long");
+    now += 2000000;
+    p = (route){0};
     for (int i = 0; i < 8; i++) {
         uint64_t until = now;
 
-        route_saw_sums(&p, 400, batch, 1100, now);
+        route_saw_sums(&p, ROUTE_SUMS_US, batch, 1100, now);
         while (route_is_busy(&p, until))
             until += 1000;
         cr_assert(until - now >= pause && until - now >= 50000 && until - now <= 2000000);
@@ -139,11 +143,11 @@ Test(route, late_sums_tell_that_a_gpu_is_busy)
         now = until;
     }
     cr_assert_geq(pause, 1000000);
-    route_saw_sums(&p, 400, batch, UINT64_MAX, now); /* none at all */
+    route_saw_sums(&p, ROUTE_SUMS_US, batch, UINT64_MAX, now); /* none at all */
     cr_assert(route_is_busy(&p, now));
     now += 2000000;
-    route_saw_sums(&p, 400, batch, 60, now);
-    route_saw_sums(&p, 400, batch, 1100, now);
+    route_saw_sums(&p, ROUTE_SUMS_US, batch, 60, now);
+    route_saw_sums(&p, ROUTE_SUMS_US, batch, 1100, now);
     cr_assert(route_is_busy(&p, now + 40000));
     cr_assert_not(route_is_busy(&p, now + 60000), "one that was in time begins anew");
 }

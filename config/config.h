@@ -92,11 +92,12 @@ enum {
          "unsent reply bytes at which a client is dropped; at least out_high_bytes and max_body_bytes")                \
     SIZE(memory_bytes, "limits.memory_bytes", CONFIG_MIB(512), CONFIG_MIB(16), CONFIG_TIB(1), true,                    \
          "of all clients together: memory of requests in flight, of unsent replies and of large requests being read, " \
-         "for each; above it those with more than an equal part are refused more, or not read")                        \
+         "for each; above it those with more than an equal part are refused more, or not read.  Large requests that "  \
+         "stall while others wait for their memory are dropped")                                                       \
     INT(write_timeout_ms, "limits.write_timeout_ms", 30000, 10, 3600000, "ms", true,                                   \
         "a client that reads nothing for this long is dropped")                                                        \
     INT(frame_timeout_ms, "limits.frame_timeout_ms", 10000, 10, 3600000, "ms", true,                                   \
-        "a client that leaves HELLO or a frame unfinished for this long is dropped")                                   \
+        "a client that leaves HELLO or a frame unfinished for this long is dropped; sooner, see limits.memory_bytes")  \
     INT(request_budget, "limits.request_budget", 32, 1, 4096, "requests", true,                                        \
         "requests read from one client before the next client's turn")                                                 \
     INT(default_deadline_ms, "deadline.default_ms", 30000, 1, 3600000, "ms", true,                                     \

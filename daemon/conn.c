@@ -585,8 +585,7 @@ static void settle(conn *c)
     maybe_finish(c);
     if (c->closing)
         return;
-    if (!c->more)
-        rest(c);
+    rest(c);
     if (frame_is_partial(&c->reader) && !c->more && c->partial_us == 0 && c->farewell == NULL) {
         c->partial_us = conn_now_us();
         wait_until(c->host, c->partial_us + ms(c->host->config->frame_timeout_ms));
@@ -802,9 +801,9 @@ static void drop_stalled(conn *c)
 {
     kvs_err err = {0};
 
-    (void)kvs_fail(&err, KVS_E_LIMIT,
-                   "frame: %zu of %zu bytes are there, few in the last %d ms; others waited for its memory",
-                   c->reader.end - c->reader.start, c->reader.cap, MEMORY_LOOKS * CHECK_STEP_MS);
+    (void)kvs_fail(&err, KVS_E_LIMIT, "frame: %zu of %zu bytes are there, %s; others waited for its memory",
+                   c->reader.end - c->reader.start, c->reader.cap,
+                   is_paused(c) ? "and its replies are not read" : "and few more came");
     drop(c, "stalled_frame", &err);
 }
 

@@ -272,13 +272,15 @@ static bool submit_next(mover_run *r, uint32_t depth)
     return true;
 }
 
-/* How a kernel did: it began when it was queued, or when the batch before it had ended. */
+/* How a kernel did: it began when it was queued, or when the batch before it had ended.  Where the device has made sums meanwhile,
+ * their time has told. */
 static void judge(mover *m, const mover_batch *b, uint64_t piece)
 {
     uint64_t now = thread_now_us(), began = b->queued_us > m->landed_us ? b->queued_us : m->landed_us;
 
     (void)atomic_fetch_add_explicit(&m->kernel_bytes, b->bytes, memory_order_relaxed);
-    route_saw(&m->route, &m->now.rules, b->how, piece, b->bytes, now - began, now);
+    if (!b->summed)
+        route_saw(&m->route, &m->now.rules, b->how, piece, b->bytes, now - began, now);
 }
 
 /* The loop may as well be awake when what is left is short. */

@@ -113,7 +113,7 @@ typedef struct device_ops {
      * E_DEVICE: nothing was queued.  E_DEVICE_LOST: part of it may be running; the process must end. */
     kvs_status (*copy)(device_queue *q, const device_copy *c, size_t n, device_how how, uint64_t *ret_mark,
                        kvs_err *err);
-    /* Blocks until the sums are there, which takes a tenth of a copy's time while nothing else runs on the GPU; beside the
+    /* Blocks until the sums are there, which takes a fifth of a copy's time while nothing else runs on the GPU; beside the
      * queue's copies, of a DEVICE_STORE queue.  NULL: processors are as fast.  E_DEVICE: there are none, and nothing reads the
      * blocks any more; E_DEVICE_LOST as for wait. */
     kvs_status (*sum)(device_queue *q, const device_sums *s, kvs_err *err);

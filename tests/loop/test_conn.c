@@ -873,6 +873,25 @@ Test(conn, lets_a_large_request_that_goes_on_come_to_its_end_whoever_waits)
     end();
 }
 
+/* It reads no replies, so nothing more is asked of it; what it had asked is done with. */
+Test(conn, holds_no_memory_for_a_large_request_that_was_taken_behind_unread_replies)
+{
+    raw_client c;
+
+    begin();
+    h.config.out_high_bytes = 4096;
+    join_client(&c);
+    for (uint64_t id = 2; h.host.out_bytes < 4096; id++) {
+        cr_assert_lt(id, 100, "the socket takes all replies");
+        send_part(&c, id, WIRE_HEADER_BYTES + LARGE);
+        for (int i = 0; i < 10; i++)
+            (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    }
+    cr_assert_eq(h.host.in_bytes, 0);
+    raw_close(&c);
+    end();
+}
+
 /* Its replies may take long yet; what it had begun to ask is not read any more. */
 Test(conn, holds_no_memory_for_a_request_that_a_tenant_now_gone_had_begun)
 {

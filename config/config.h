@@ -69,7 +69,7 @@ enum {
         "most that a copy by kernel takes at once; 0 = what the calibration found to be enough")                       \
     SIZE(mover_batch_bytes, "mover.batch_bytes", CONFIG_MIB(16), CONFIG_KIB(64), CONFIG_GIB(1), true,                  \
          "bytes that are handed to a device at once; more urgent work waits for one or two such batches.  Four times " \
-         "that where only one tenant has clients, but for stores with checksums")                                      \
+         "that where only one tenant has clients, but for stores whose checksums processors make")                     \
     WORD(mover_sums, "mover.sums", "auto", "auto|cpu", true,                                                           \
          "what makes the checksums of stored blocks: a kernel on the GPU that holds them, while nothing else runs "    \
          "there, or always processors")                                                                                \

@@ -83,6 +83,8 @@ uint32_t mover_own_flying(const mover_job *j);                /* batches on the 
 void mover_end_shared(mover_job *j);
 
 /* ---- mover_sums.c: checksums of stored blocks, by the device where that costs nobody anything, else by processors ---- */
+/* Blocks of the job are whole on the device, and nothing else runs there: or it would cost others more than it is worth. */
+bool mover_may_ask_device(const mover_run *r);
 /* Have the device sum the blocks that end with a batch, which is queued: over its own side, so that what goes wrong on the way
  * is found, too.  b->summed: it does; else processors shall. */
 void mover_ask_device(mover_run *r, mover_batch *b);

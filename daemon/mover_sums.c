@@ -16,8 +16,7 @@ static bool is_summed(const mover_run *r)
 
 /* ---- by the device ---- */
 
-/* Whole blocks, one after the other, and nothing else runs there: or it would cost others more than it is worth. */
-static bool may_ask_device(const mover_run *r)
+bool mover_may_ask_device(const mover_run *r)
 {
     const region_map *map = r->j->map;
 
@@ -69,7 +68,7 @@ void mover_ask_device(mover_run *r, mover_batch *b)
     uint32_t n, at = b->from.item + (r->j->open_sum != MOVER_NO_SUM); /* that one goes on as it was begun */
     mover_item *items[DEVICE_SUM_BLOCKS];
 
-    if (!may_ask_device(r))
+    if (!mover_may_ask_device(r))
         return;
     b->summed = true;
     while (b->summed && (n = next_items(r, b, &at, items)) > 0) {

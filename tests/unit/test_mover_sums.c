@@ -181,6 +181,28 @@ Test(mover_sums, are_not_asked_for_without_a_reason)
     finish(&w);
 }
 
+static uint64_t batches_of(uint64_t sums_us, bool checksum)
+{
+    uint64_t n;
+    world w;
+
+    begin(&w, DEVICE_STORE, 1024 * KIB, 0);
+    mover_alone(w.m, true);
+    set(&w, 1024 * KIB, sums_us);
+    submit(&w, checksum);
+    await(&w);
+    n = fault_device_calls(w.d, FAULT_COPY);
+    finish(&w);
+    return n;
+}
+
+/* Processors sum what comes in little by little; the device has it all before. */
+Test(mover_sums, of_the_device_leave_batches_as_long_as_they_are)
+{
+    cr_assert_eq(batches_of(IN_TIME, true), batches_of(IN_TIME, false));
+    cr_assert_gt(batches_of(0, true), batches_of(IN_TIME, true));
+}
+
 Test(mover_sums, that_fail_are_made_by_processors)
 {
     uint64_t began;

@@ -139,7 +139,7 @@ static uint64_t full_batch(const mover_run *r, bool summed)
 static uint64_t size_batch(const mover_run *r)
 {
     const mover_job *j = r->j;
-    bool summed = r->m->sums != NULL && j->checksum && !mover_may_ask_device(r);
+    bool summed = r->m->sums != NULL && j->checksum && !(route_is_calm(&r->m->route) && mover_may_ask_device(r));
     uint64_t full = full_batch(r, summed), all = (r->open ? j->n_most : r->n_items) * j->map->slot_bytes;
     uint64_t left = all - j->queued_bytes, last = summed && all > LAST_BYTES ? LAST_SUMMED : LAST_BYTES;
     uint64_t first = j->n_batches < MOVER_FULL_BATCHES ? MOVER_FIRST_BYTES << j->n_batches : full;

@@ -10,6 +10,8 @@ enum {
     FIRST_PAUSE_US = 50 * 1000, /* away from a busy GPU: one batch of 300 us in it costs others 0.6 % at most */
     LONGEST_PAUSE_US = 1600 * 1000,
     SUMS_A_US = 1000000, /* bytes */
+    LATE_CALLS = 2,
+    CALM_CALLS = 8,
 };
 #define LEAST_LEFT 0.9  /* of a busy process's speed, else the kernel is no choice beside it */
 #define BUSY_BELOW 0.65 /* of what is expected: two directions at once leave nine tenths, another process half */
@@ -96,10 +98,24 @@ static void is_late(route *p, uint64_t now_us)
 
 void route_saw_sums(route *p, uint64_t most_us, uint64_t bytes, uint64_t us, uint64_t now_us)
 {
-    if (us <= most_us + bytes / SUMS_A_US)
-        p->pause_us = 0;
-    else
-        is_late(p, now_us);
+    if (us <= most_us + bytes / SUMS_A_US) {
+        p->n_late = 0;
+        p->n_in_time += !route_is_calm(p);
+        if (route_is_calm(p))
+            p->pause_us = 0;
+        return;
+    }
+    p->n_in_time = 0;
+    p->n_late++;
+    if (p->n_late < LATE_CALLS && us != UINT64_MAX)
+        return;
+    p->n_late = 0;
+    is_late(p, now_us);
+}
+
+bool route_is_calm(const route *p)
+{
+    return p->n_in_time >= CALM_CALLS;
 }
 
 void route_saw(route *p, const route_rules *r, device_how how, uint64_t piece_bytes, uint64_t bytes, uint64_t us,

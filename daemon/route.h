@@ -34,6 +34,7 @@ typedef struct route_rules {
 typedef struct route {
     double best; /* GB/s by kernel, as seen */
     uint64_t busy_until_us, pause_us;
+    uint32_t n_late, n_in_time; /* calls for checksums, in a row */
 } route;
 
 /* For one direction (0 load, 1 store).  table: NULL, there is none.  by_kernel: the device has more than one means. */
@@ -43,12 +44,14 @@ device_how route_choose(const route *p, const route_rules *r, uint64_t piece_byt
 /* A batch of `bytes` took `us` by `how`. */
 void route_saw(route *p, const route_rules *r, device_how how, uint64_t piece_bytes, uint64_t bytes, uint64_t us,
                uint64_t now_us);
-/* The checksums of `bytes` took `us`; up to most_us, and what so many bytes take, is in time.  On an H200 16 MiB took 53..60 us,
+/* The checksums of `bytes` took `us`, UINT64_MAX: failed; up to most_us, and what so many bytes take, is in time.  On an H200 16 MiB took 53..60 us,
  * launch included, and up to 130 where calls are rare; beside another process 195 at least, for the GPU changes from one to the
  * other and back, and most calls a millisecond.  A process that waits for each of its kernels lost three quarters of its speed
- * to calls that were let go on at 250 us. */
+ * to calls that were let go on at 250 us.  One late call tells that somebody was there: an engine that waits for its store has
+ * just ended its kernels; two in a row, that somebody is.  Calm: many in a row were in time. */
 enum { ROUTE_SUMS_US = 150 };
 void route_saw_sums(route *p, uint64_t most_us, uint64_t bytes, uint64_t us, uint64_t now_us);
+bool route_is_calm(const route *p);
 bool route_is_busy(const route *p, uint64_t now_us);
 
 #endif

@@ -261,6 +261,8 @@ int daemon_wait(daemon_fixture *d, int timeout_ms)
 
 int daemon_stop(daemon_fixture *d, int signum)
 {
+    if (d->pid <= 0) /* it does not run: kill would take that for a group */
+        return -1;
     (void)kill(d->pid, signum);
     return daemon_wait(d, STOP_MS);
 }

@@ -183,15 +183,18 @@ Test(mover_sums, are_not_asked_for_without_a_reason)
 
 static uint64_t batches_of(uint64_t sums_us, bool checksum)
 {
-    uint64_t n;
+    uint64_t n = 0;
     world w;
 
     begin(&w, DEVICE_STORE, 1024 * KIB, 0);
     mover_alone(w.m, true);
     set(&w, 1024 * KIB, sums_us);
-    submit(&w, checksum);
-    await(&w);
-    n = fault_device_calls(w.d, FAULT_COPY);
+    for (int i = 0; i < 2; i++) { /* behind the first one it is known that the device is quick */
+        n = fault_device_calls(w.d, FAULT_COPY);
+        submit(&w, checksum);
+        await(&w);
+        n = fault_device_calls(w.d, FAULT_COPY) - n;
+    }
     finish(&w);
     return n;
 }
@@ -230,14 +233,14 @@ Test(mover_sums, that_are_late_leave_the_gpu_to_others_for_a_while)
 
     begin(&w, DEVICE_STORE, BLOCK, 0);
     set(&w, 2 * BLOCK, 20000);
-    plan(&w, FAULT_DELAY, 1, 1, KVS_OK, 40000);
+    plan(&w, FAULT_DELAY, 1, 2, KVS_OK, 40000);
     began = thread_now_us();
     for (int i = 0; i < 3; i++) {
         submit(&w, true);
         await(&w);
         expect_sums(&w);
-        if (thread_now_us() - began < 85000) /* 40 until it is seen to be late, and a pause of 50 */
-            cr_assert_eq(asked(&w), 1, "asked in its pause");
+        if (thread_now_us() - began < 125000) /* 80 until two were late, and a pause of 50 */
+            cr_assert_eq(asked(&w), 2, "asked in its pause");
     }
     before = asked(&w);
     (void)usleep(300000); /* longer than its first pauses */

@@ -116,26 +116,37 @@ static void saw(route *p, const route_rules *r, double gbs, uint64_t now)
     saw_pieces(p, r, 73728, gbs, now);
 }
 
-Test(route, late_sums_tell_that_a_gpu_is_busy)
+/* n calls of a batch each. */
+static void sums_took(route *p, uint64_t us, int n, uint64_t now)
+{
+    for (int i = 0; i < n; i++)
+        route_saw_sums(p, ROUTE_SUMS_US, 16 << 20, us, now);
+}
+
+Test(route, two_late_sums_tell_that_a_gpu_is_busy)
 {
     route p = {0};
-    const uint64_t batch = 16 << 20;
     uint64_t now = 1000000, pause = 0;
 
-    route_saw_sums(&p, ROUTE_SUMS_US, batch, 55, now);
+    sums_took(&p, 55, 1, now);
+    sums_took(&p, 130, 1, now);
     cr_assert_not(route_is_busy(&p, now));
-    route_saw_sums(&p, ROUTE_SUMS_US, batch, 130, now);
-    cr_assert_not(route_is_busy(&p, now));
-    route_saw_sums(&p, ROUTE_SUMS_US, 32 * batch, 600, now);
+    route_saw_sums(&p, ROUTE_SUMS_US, UINT64_C(512) << 20, 600, now);
     cr_assert_not(route_is_busy(&p, now), "it takes longer to sum half a GB");
-    route_saw_sums(&p, ROUTE_SUMS_US, batch, 195, now);
+    for (int i = 0; i < 5; i++) {
+        sums_took(&p, 195, 1, now);
+        sums_took(&p, 55, 1, now);
+    }
+    cr_assert_not(route_is_busy(&p, now), "each time somebody had just been there");
+    sums_took(&p, 195, 2, now);
     cr_assert(route_is_busy(&p, now), "a GPU that goes to and fro between two processes takes so long");
     now += 2000000;
     p = (route){0};
     for (int i = 0; i < 8; i++) {
         uint64_t until = now;
 
-        route_saw_sums(&p, ROUTE_SUMS_US, batch, 1100, now);
+        sums_took(&p, 55, 3, now); /* it is not calm yet */
+        sums_took(&p, 1100, 2, now);
         while (route_is_busy(&p, until))
             until += 1000;
         cr_assert(until - now >= pause && until - now >= 50000 && until - now <= 2000000);
@@ -143,13 +154,16 @@ Test(route, late_sums_tell_that_a_gpu_is_busy)
         now = until;
     }
     cr_assert_geq(pause, 1000000);
-    route_saw_sums(&p, ROUTE_SUMS_US, batch, UINT64_MAX, now); /* none at all */
-    cr_assert(route_is_busy(&p, now));
-    now += 2000000;
-    route_saw_sums(&p, ROUTE_SUMS_US, batch, 60, now);
-    route_saw_sums(&p, ROUTE_SUMS_US, batch, 1100, now);
+    cr_assert_not(route_is_calm(&p));
+    sums_took(&p, 60, 8, now);
+    cr_assert(route_is_calm(&p));
+    sums_took(&p, 1100, 2, now);
+    cr_assert_not(route_is_calm(&p));
     cr_assert(route_is_busy(&p, now + 40000));
-    cr_assert_not(route_is_busy(&p, now + 60000), "one that was in time begins anew");
+    cr_assert_not(route_is_busy(&p, now + 60000), "calm was long enough to begin anew");
+    now += 2000000;
+    sums_took(&p, UINT64_MAX, 1, now);
+    cr_assert(route_is_busy(&p, now), "one that fails is enough");
 }
 
 Test(route, leaves_a_busy_gpu_to_the_engines_for_longer_and_longer)

@@ -20,12 +20,17 @@ daemon_fixture engine_daemon;
 const kvs_mark engine_now = KVS_MARK_NOW;
 static bool has_daemon;
 static const char *mover_settings = "{}";
-static bool checksum_setting = true;
+static bool checksum_setting = true, opens_twice;
 
 void engine_set_mover(const char *json)
 {
     engine_end_daemon(false);
     mover_settings = json;
+}
+
+void engine_opens_twice(void)
+{
+    opens_twice = true;
 }
 
 void engine_set_checksum(bool on)
@@ -42,7 +47,8 @@ bool engine_start_daemon(void)
         (void)snprintf(text, sizeof text,
                        "{\"device\": {\"kind\": \"cuda\", \"max_region_bytes\": \"16GiB\"}, \"mover\": %s,"
                        " \"pool\": {\"max_bytes\": \"3GiB\", \"checksum\": %s}, \"limits\": {\"max_clients\": 64}}",
-                       mover_settings, checksum_setting ? "true" : "false");
+                       opens_twice && gpu_subset() ? "{\"sums\": \"cpu\"}" : mover_settings,
+                       checksum_setting ? "true" : "false");
         daemon_init(&engine_daemon);
         has_daemon = true;
         daemon_configure(&engine_daemon, text);

@@ -25,6 +25,9 @@ extern daemon_fixture engine_daemon;
 bool engine_start_daemon(void);
 /* The next one that is started has these members of "mover"; one that runs is taken away. */
 void engine_set_mover(const char *json);
+/* For a program whose daemon opens an allocation by its IPC handle more than once: a sanitizer's memcheck forgets the allocation
+ * when it is closed once, and takes every kernel that reads it for an error.  In the subset processors make the checksums then. */
+void engine_opens_twice(void);
 void engine_set_checksum(bool on); /* likewise, its pool.checksum: true at first */
 /* Takes it away; with `show`, prints what it has logged. */
 void engine_end_daemon(bool show);

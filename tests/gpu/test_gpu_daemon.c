@@ -609,6 +609,7 @@ int main(int argc, char **argv)
 
     if (argc == 4 && strcmp(argv[1], "-client") == 0)
         return strcmp(argv[2], "busy") == 0 ? client_busy(argv[3]) : client_stopped(argv[3]);
+    engine_opens_twice();
     code = gpu_run(tests, sizeof tests / sizeof *tests, argc, argv);
     engine_end_daemon(code != 0);
     return code;

@@ -490,6 +490,7 @@ int main(int argc, char **argv)
 
     if (argc == 4 && strcmp(argv[1], "-client") == 0)
         return client_freer(argv[3]);
+    engine_opens_twice();
     code = gpu_run(tests, sizeof tests / sizeof *tests, argc, argv);
     engine_end_daemon(code != 0);
     return code;

@@ -498,8 +498,6 @@ static bool harden(device *d)
         int status = 0, code;
         pid_t pid;
 
-        if (gpu_subset() && (h->hide == forbid_new_code || h->hide == proc_of_processes))
-            continue; /* a sanitizer writes code itself, and does not come up without the rest of /proc */
         (void)printf("      %s\n", h->what);
         (void)fflush(stdout);
         pid = fork();

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "config/option.h"
+
 static int exit_of(kvs_status s)
 {
     switch (s) {
@@ -76,6 +78,16 @@ int ctl_usage(const char *fmt, ...)
     va_end(ap);
     (void)fprintf(stderr, "\nTry 'kvstridectl %s--help'.\n", spoken_of);
     return CTL_USAGE;
+}
+
+bool ctl_is_meant(const char *word, const char *name, size_t *best)
+{
+    size_t d = option_distance(word, name);
+
+    if (d > OPTION_MEANT || d >= strlen(name) || d >= *best)
+        return false;
+    *best = d;
+    return true;
 }
 
 /* What helps, behind what is wrong. */

@@ -79,6 +79,9 @@ int ctl_fail_as(const ctl *c, const char *what, kvs_status s, const kvs_err *err
 void ctl_set_command(const char *name_and_space);
 __attribute__((format(printf, 1, 2))) int ctl_usage(const char *fmt, ...);
 
+/* Was `name` probably meant by `word`, and more so than the one whose distance *best is (SIZE_MAX: none)?  Then *best is its own. */
+bool ctl_is_meant(const char *word, const char *name, size_t *best);
+
 /* Connect to c->socket, $KVSTRIDE_ADMIN_SOCKET or the default.  NULL: *ret_exit is the exit code, and all has been said. */
 kvs_client *ctl_connect(const ctl *c, int *ret_exit);
 

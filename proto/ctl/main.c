@@ -122,6 +122,33 @@ static const ctl_command *find(const char *name)
     return NULL;
 }
 
+static int unknown_command(const char *word)
+{
+    const char *meant = NULL;
+    size_t best = SIZE_MAX;
+
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        if (ctl_is_meant(word, COMMANDS[i].name, &best))
+            meant = COMMANDS[i].name;
+    return meant == NULL ? ctl_usage("unknown command '%.80s'", word)
+                         : ctl_usage("unknown command '%.80s'; did you mean %s?", word, meant);
+}
+
+/* word: with its dashes, and maybe "=VALUE". */
+static int unknown_option(const char *word)
+{
+    const char *meant = NULL;
+    size_t best = SIZE_MAX;
+    char name[80];
+
+    (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
+    for (size_t i = 0; i < N_ROWS; i++)
+        if (ctl_is_meant(name + strspn(name, "-"), ROWS[i].name, &best))
+            meant = ROWS[i].name;
+    return meant == NULL ? ctl_usage("unknown option %.80s", word)
+                         : ctl_usage("unknown option %.80s; did you mean --%s?", word, meant);
+}
+
 /* ---- help ---- */
 
 /* replay has another socket than the rest. */
@@ -225,7 +252,7 @@ static int bad_option(char **argv, bool lacks_value)
         return ctl_usage("--%s takes no value", ROWS[optopt - FIRST_VAL].name);
     if (optopt != 0)
         return ctl_usage("unknown option -%c", optopt);
-    return ctl_usage("unknown option %s", argv[optind - 1]);
+    return unknown_option(argv[optind - 1]);
 }
 
 static int parse(line *l, int argc, char **argv)
@@ -280,7 +307,7 @@ int main(int argc, char **argv)
     }
     command = optind < argc ? find(argv[optind]) : NULL;
     if (optind < argc && command == NULL)
-        return ctl_usage("unknown command '%.80s'", argv[optind]);
+        return unknown_command(argv[optind]);
     l.c.args = argv + optind + 1;
     l.c.n_args = argc - optind - 1;
     if (l.version)

@@ -267,13 +267,22 @@ static void run_completions(void)
     MUST(sink_run_until(&w.sink, sink_posted(&w.sink)));
 }
 
+/* The tick that is due, or the next completion; false: there is none. */
+static bool go_on(void)
+{
+    if (core_next_due(w.core) > w.now_us)
+        return sink_run_until(&w.sink, w.sink.done + 1);
+    (void)core_tick(w.core, w.now_us);
+    return true;
+}
+
 static void leave(client *c)
 {
     if (c->peer == NULL)
         return;
     peer_gone(c->peer, w.now_us);
     while (!c->closed)
-        MUST(sink_run_until(&w.sink, w.sink.done + 1));
+        MUST(go_on());
     if (c->counters != NULL)
         (void)munmap(c->counters, WIRE_COUNTER_PAGE_BYTES);
     *c = (client){.is_admin = c->is_admin};
@@ -782,7 +791,7 @@ static void expect_all_answered(void)
     (void)core_tick(w.core, w.now_us);
     for (unsigned i = 0; i < N_CLIENTS; i++)
         while (w.clients[i].n_asked > 0)
-            if (!sink_run_until(&w.sink, w.sink.done + 1)) {
+            if (!go_on()) {
                 (void)fprintf(stderr, "client %u: op %u, id %llu\n", i, w.clients[i].asked[0].op,
                               (unsigned long long)w.clients[i].asked[0].id);
                 fail("every request is answered", 0);

@@ -118,12 +118,12 @@ void fx_run(fx *f, unsigned n)
     cr_assert(sink_run_until(&f->sink, f->sink.done + n), "a completion did not come");
 }
 
-/* The next completion; but first the tick that a LOAD which is held for its twin is due, as the loop would give it. */
-static void go_on(fx *f, const bool *is_over)
+/* The tick that a sweep, or a LOAD which is held for its twin, is due, as the loop would give it; else the next completion. */
+static void go_on(fx *f)
 {
     if (core_next_due(f->core) <= f->now_us)
         (void)core_tick(f->core, f->now_us);
-    if (!*is_over)
+    else
         fx_run(f, 1);
 }
 
@@ -254,7 +254,7 @@ void fx_gone(fx_client *c)
     peer_gone(c->peer, c->f->now_us);
     (void)core_tick(c->f->core, c->f->now_us);
     while (!c->closed)
-        go_on(c->f, &c->closed);
+        go_on(c->f);
     fx_forget(c);
 }
 
@@ -354,14 +354,8 @@ fx_answer fx_wait(fx_client *c, uint64_t id)
     fx_answer a = {0};
     uint32_t msg_len;
 
-    while (!(a.reply = take_reply(c, id, &a.head))) {
-        bool is_over;
-
-        if (core_next_due(c->f->core) <= c->f->now_us)
-            (void)core_tick(c->f->core, c->f->now_us);
-        is_over = fx_has_reply(c, id);
-        go_on(c->f, &is_over);
-    }
+    while (!(a.reply = take_reply(c, id, &a.head)))
+        go_on(c->f);
     a.status = a.head.status;
     a.in = (wire_in){a.reply->bytes + WIRE_HEADER_BYTES, 0, a.head.body_len, false};
     if (a.head.op == WIRE_EVENT)

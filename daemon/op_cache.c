@@ -252,7 +252,7 @@ static void reset_regions(core *c, uint32_t tenant, uint32_t ns)
 {
     for (region *g = c->regions; g; g = g->next)
         if (tenant_may(tenant, g->tenant) && (ns == WIRE_NONE32 || g->ns == ns))
-            region_forget_all(g);
+            (void)region_forget_some(g, &(uint32_t){0}, &(uint32_t){UINT32_MAX});
 }
 
 kvs_status op_reset(request *r, wire_in *in, kvs_err *err)

@@ -505,11 +505,16 @@ bool region_forget(region *g, const uint8_t key[32])
     return true;
 }
 
-void region_forget_all(region *g)
+bool region_forget_some(region *g, uint32_t *from, uint32_t *budget)
 {
-    for (uint32_t i = 0; g->n_keys > 0; i++) /* it is not slow where there is nothing to forget */
-        if (g->slots[i].state == REGION_SHARED && !g->slots[i].orphan)
-            make_orphan(g, i);
+    for (; g->n_keys > 0 && *from < g->n_slots; ++*from) { /* it is not slow where there is nothing to forget */
+        if (*budget == 0)
+            return true;
+        --*budget;
+        if (g->slots[*from].state == REGION_SHARED && !g->slots[*from].orphan)
+            make_orphan(g, *from);
+    }
+    return false;
 }
 
 static kvs_status find_slot(const region_seat *s, uint32_t slot, const uint32_t *gen)

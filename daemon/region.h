@@ -131,7 +131,9 @@ bool region_share(region_seat *s, uint32_t slot, const uint8_t key[32], uint32_t
 void region_share_orphan(region_seat *s, uint32_t slot, const uint8_t key[32], uint32_t depth);
 /* The key is reset or dropped: nobody finds it here any more; those who hold the slot keep it.  True: it was here. */
 bool region_forget(region *g, const uint8_t key[32]);
-void region_forget_all(region *g);
+/* The same of every key in the slots *from and above, until *budget, which each of them is taken off, is 0.  True: there are
+ * more. */
+bool region_forget_some(region *g, uint32_t *from, uint32_t *budget);
 /* End of use: a private slot is freed (when its last job is back), of a shared one a hold ends.  E_RANGE,
  * E_STALE, E_STATE: not the seat's. */
 kvs_status region_drop(region_seat *s, uint32_t slot, uint32_t gen);

@@ -52,6 +52,37 @@ Test(region, a_slot_goes_round_and_counts_its_lives)
     region_destroy(g);
 }
 
+/* Regions may be large, and the loop serves everybody. */
+Test(region, all_keys_are_forgotten_in_parts)
+{
+    enum { SLOTS = 20, SHARED = 10 };
+    region *g = make(SLOTS);
+    region_seat *s = sit(g);
+    uint32_t slot, from = 0, budget, left = SHARED;
+    uint8_t key[32];
+
+    for (uint32_t i = 0; i < SHARED; i++) {
+        set_key(key, i);
+        cr_assert_eq(region_take(s, &slot), KVS_OK);
+        cr_assert(region_share(s, slot, key, i));
+    }
+    for (budget = 4; region_forget_some(g, &from, &budget); budget = 4) {
+        cr_assert_eq(budget, 0);
+        left -= 4;
+        cr_assert_eq(g->n_keys, left);
+        cr_assert_eq(region_check(g, NULL), KVS_OK);
+    }
+    cr_assert(budget == 2 && g->n_keys == 0, "it does not look behind the last one");
+    set_key(key, 99);
+    cr_assert_eq(region_drop(s, 0, g->slots[0].gen), KVS_OK);
+    cr_assert_eq(region_take(s, &slot), KVS_OK);
+    cr_assert(slot < from && region_share(s, slot, key, 0));
+    cr_assert_not(region_forget_some(g, &from, &(uint32_t){100}));
+    cr_assert_eq(g->n_keys, 1, "what comes where it has been stays");
+    cr_assert(region_leave(s));
+    region_destroy(g);
+}
+
 Test(region, a_shared_slot_is_evicted_only_without_holds_and_oldest_first)
 {
     region *g = make(2);

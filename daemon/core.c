@@ -124,22 +124,28 @@ void core_reloaded(core *c, kvs_status s, const kvs_err *err)
     c->reload_err = s != KVS_OK ? *err : (kvs_err){0};
 }
 
+static void on_emptied(core *c, sweep *w)
+{
+    const directory_reset_result *r = &w->keys.sum;
+
+    w->on_end = NULL;
+    log_event(LOG_LEVEL_INFO, "tenant_emptied", " tenant=%s blocks=%" PRIu64 " unfinished=%" PRIu64 " leases=%" PRIu64,
+              tenant_name(c->config, w->keys.tenant), r->dropped, r->aborted, r->leases);
+}
+
 /* Nobody can ask for these blocks any more: they go, pinned or leased or not.  What is being copied goes when that ends. */
 static void empty_gone_tenants(core *c)
 {
     for (uint32_t t = 0; t < c->config->n_tenants; t++) {
-        directory_reset_result r;
+        sweep *w = &c->tenants[t].emptying;
         directory_tenant x;
 
         directory_get_tenant(c->dir, t, &x);
-        if (!c->config->tenants[t].gone || (x.used_bytes == 0 && x.n_leases == 0))
+        if (!c->config->tenants[t].gone || w->on_end || (x.used_bytes == 0 && x.n_leases == 0))
             continue;
-        directory_reset(c->dir, t, WIRE_NONE32, true, &r);
-        log_event(LOG_LEVEL_INFO, "tenant_emptied",
-                  " tenant=%s blocks=%" PRIu64 " unfinished=%" PRIu64 " leases=%" PRIu64, tenant_name(c->config, t),
-                  r.dropped, r.aborted, r.leases);
+        *w = (sweep){.keys = {.tenant = t, .ns = WIRE_NONE32, .pinned_too = true}, .on_end = on_emptied};
+        core_sweep(c, w);
     }
-    core_rest(c);
 }
 
 void core_configured(core *c)
@@ -375,7 +381,7 @@ uint64_t core_next_due(const core *c)
 {
     uint64_t due = c->lease_due_us;
 
-    if (c->step_due)
+    if (c->step_due || c->sweeps)
         return c->now_us;
     if (c->n_due > 0 && c->due[0]->deadline_us < due)
         due = c->due[0]->deadline_us;
@@ -390,6 +396,7 @@ uint64_t core_tick(core *c, uint64_t now_us)
     core_due_run(c);
     if (c->lease_due_us <= now_us)
         c->lease_due_us = directory_expire(c->dir, now_us);
+    core_sweep_step(c);
     if (c->step_due)
         c->step_due = directory_step(c->dir);
     core_rest(c);

@@ -219,7 +219,20 @@ typedef struct core_piece {
     uint64_t bytes;
 } core_piece;
 
+/* A RESET on its way, or the emptying of a tenant that a reload has taken out.  In the memory of its request or tenant. */
+typedef struct sweep {
+    struct sweep *next; /* the core's list */
+    directory_sweep keys;
+    region *region; /* when the keys are over: the next one to look at, from this slot on */
+    uint32_t slot;
+    bool begun;   /* something may be gone */
+    bool stopped; /* the rest is to stay */
+    void (*on_end)(core *c, struct sweep *w);
+    void *ud;
+} sweep;
+
 typedef struct core_tenant {
+    sweep emptying; /* on_end NULL: it is not on its way */
     uint32_t n_clients;
     uint64_t region_bytes, import_bytes; /* charged */
     uint32_t region_fds;                 /* that its regions keep, imports included */
@@ -272,6 +285,7 @@ struct core {
     exchange_reach reach[WIRE_MAX_DEVICES][WIRE_MAX_DEVICES];
     exchange exchanges[WIRE_MAX_DEVICES][WIRE_MAX_DEVICES]; /* [i][i] is none */
     bool may_exchange[WIRE_MAX_DEVICES];                    /* with any other */
+    sweep *sweeps;                                          /* the next one to go on first */
     struct load *held;                                      /* load_twin.c */
     uint64_t held_due_us;                                   /* to look at those that are held */
     const persist *memory;                                  /* borrowed; NULL: the pool's own */
@@ -315,6 +329,11 @@ void core_set_movers(core *c);
 void core_log_links(const core *c);
 void core_share_link(const core *c, uint32_t tenant, uint32_t share);
 void core_present(core *c, uint32_t by); /* one more tenant has clients now, or one less */
+
+/* sweep.c */
+void core_sweep(core *c, sweep *w);              /* by later steps, until on_end */
+void core_sweep_step(core *c);                   /* one of them, a part */
+void core_sweeps_pass(core *c, const region *g); /* it is about to leave the list */
 
 /* deadlines.c */
 kvs_status core_due_add(core *c, request *r);

@@ -164,13 +164,29 @@ kvs_status directory_pin(directory *d, uint32_t ns, const uint8_t key[32]);
 kvs_status directory_unpin(directory *d, uint32_t ns, const uint8_t key[32]);
 /* E_BUSY: leased, or pinned; a key being written is doomed (OK), one being read goes now and its memory later. */
 kvs_status directory_drop(directory *d, uint32_t ns, const uint8_t key[32]);
-/* Take every key of ns (WIRE_NONE32: all of the tenant; tenant WIRE_NONE32: everybody's) away: ready, leased (their leases end), being
- * written (aborted), and pinned ones only if told so. */
+/* Take every key of ns (WIRE_NONE32: all of the tenant; tenant WIRE_NONE32: everybody's) away: ready, leased (their leases
+ * end), being written (aborted), and pinned ones only if told so.  In parts, with whatever other calls between them: begin,
+ * step until it says that no more is left, end; or end at once, when the rest is to stay.  A block that was there at the
+ * beginning is gone when the last step has been made; one that was admitted since is gone or not.  From begin to end nothing
+ * of it can be leased. */
 typedef struct directory_reset_result {
     uint64_t dropped, aborted, kept, leases;
 } directory_reset_result;
-/* Tells on_event once a namespace (RESET) if all of it went, else once a block (REMOVED). */
-void directory_reset(directory *d, uint32_t tenant, uint32_t ns, bool pinned_too, directory_reset_result *ret);
+typedef struct directory_sweep { /* the caller's memory, from begin to end */
+    uint32_t tenant, ns;         /* filled before the begin, with the next one; the rest is zero then */
+    bool pinned_too;
+    directory_reset_result sum; /* so far */
+    bool over;                  /* the last step was made */
+    /* the directory's */
+    uint32_t extent, row; /* what comes next: the row within the extent */
+    uint64_t left;        /* slots in scope that are still to be come by, at most */
+    uint64_t charged;     /* directory.n_charged when `left` was right */
+} directory_sweep;
+void directory_reset_begin(directory *d, directory_sweep *w);
+/* Look at slots and take them off *budget until that is 0.  True: there are more. */
+bool directory_reset_step(directory *d, directory_sweep *w, uint32_t *budget);
+/* Tells on_event once a namespace (RESET) if all of it went, or went untold; else it was once a block (REMOVED). */
+void directory_reset_end(directory *d, const directory_sweep *w);
 
 /* ---- watching ---- */
 typedef struct directory_stats {

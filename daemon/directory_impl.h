@@ -59,8 +59,10 @@ typedef struct ns_entry {
     uint8_t *canon;
     size_t canon_len;
     kvs_plane *planes;
-    uint64_t n_taken; /* slots: its blocks in whatever state */
-    uint32_t n_named; /* leases that name it */
+    uint64_t n_taken;  /* slots: its blocks in whatever state */
+    uint32_t n_named;  /* leases that name it */
+    uint32_t n_sweeps; /* resets of it that are on their way */
+    bool untold;       /* blocks went without an event, which the end of a reset will give */
 } ns_entry;
 
 typedef struct tenant_entry {
@@ -69,6 +71,7 @@ typedef struct tenant_entry {
     uint64_t text_bytes;  /* of the table's room for descriptions */
     uint64_t n_named;     /* blocks in its leases, each as often as it is named */
     uint32_t n_layouts;   /* that it was the first to open */
+    uint32_t n_sweeps;    /* resets of all that it has which are on their way */
 } tenant_entry;
 
 typedef struct lease {
@@ -77,7 +80,8 @@ typedef struct lease {
     uint32_t tenant, n_ns, n_leased, loads_left;
     uint32_t heap_at;            /* place in directory.leases */
     struct lease *next;          /* same bucket */
-    struct lease *ending;        /* scratch: to be ended together */
+    struct lease *ending;        /* the next one of those that a reset has ended */
+    uint64_t n_ended;            /* of its slots, from the first on: let go */
     struct lease *next_owner;    /* same bucket of owners; only of the first one of an owner */
     struct lease *same, **link;  /* the next one of the owner, and what points to this one; NULL: it is the first */
     struct lease *older, *newer; /* all, in the order in which they were made */
@@ -92,6 +96,7 @@ typedef struct lease_set {
     lease **owners;  /* by owner, one of each */
     uint32_t n_buckets;
     lease *oldest, *newest;
+    lease *ending; /* nobody finds them any more, but their slots are still to be let go */
     uint64_t memory;
 } lease_set;
 
@@ -149,6 +154,8 @@ struct directory {
     bool has_floors, over_quota; /* some tenant: has one; may be above its quota */
     ns_entry **ns;               /* [n_ns]; NULL: nobody's */
     uint32_t n_ns, cap_ns;
+    uint32_t n_sweeps;  /* resets of everybody's blocks that are on their way */
+    uint64_t n_charged; /* slots that were ever taken */
     lease_set leases;
     uint64_t stamp;    /* of the latest use */
     uint32_t emptying; /* extent that directory_step empties, or POOL_NONE */
@@ -249,9 +256,14 @@ void directory_empty_rows(directory *d, uint32_t extent, uint32_t from, uint32_t
 /* directory_adopt.c */
 kvs_status directory_adopt(directory *d, kvs_err *err); /* at the start: nothing is in it yet */
 
+/* residency.c */
+bool directory_is_swept(const directory *d, uint32_t ns); /* a reset of it is on its way */
+
 /* lease.c */
 void directory_leases_fini(directory *d);
-uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns); /* both WIRE_NONE32: all; how many */
+/* Both WIRE_NONE32: all; how many.  From then on nobody finds them; their slots are let go by ... */
+uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns);
+bool directory_let_go_some(directory *d, uint32_t *budget); /* one off *budget for each; true: there are more */
 
 static inline void directory_emit(const directory *d, uint32_t type, uint32_t cause, const pool_row *r)
 {

@@ -16,6 +16,7 @@ void directory_charge(directory *d, pool_slot s)
 
     d->tenants[t].pub.used_bytes += d->ns[ns]->pub.slot_bytes;
     d->ns[ns]->n_taken++;
+    d->n_charged++;
     ++*(uint32_t *)sparse_touch(&d->shares, (uint64_t)e * d->max_tenants + t);
 }
 

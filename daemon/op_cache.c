@@ -248,20 +248,61 @@ kvs_status op_drop(request *r, wire_in *in, kvs_err *err)
     return each_key(r, in, err, "drop", drop_key);
 }
 
-static void reset_regions(core *c, uint32_t tenant, uint32_t ns)
+static void log_reset(const request *r, const sweep *w, const char *event)
 {
-    for (region *g = c->regions; g; g = g->next)
-        if (tenant_may(tenant, g->tenant) && (ns == WIRE_NONE32 || g->ns == ns))
-            (void)region_forget_some(g, &(uint32_t){0}, &(uint32_t){UINT32_MAX});
+    const directory_reset_result *x = &w->keys.sum;
+    char word[16];
+
+    log_event(level_of(r), event,
+              " ns=%s dropped=%" PRIu64 " aborted=%" PRIu64 " kept=%" PRIu64 " leases=%" PRIu64 " conn=%" PRIu64
+              " uid=%u pid=%d",
+              ns_word(word, sizeof word, w->keys.ns), x->dropped, x->aborted, x->kept, x->leases, r->peer->conn_id,
+              (unsigned)r->peer->info.uid, (int)r->peer->info.pid);
 }
+
+static void on_reset(core *c, sweep *w)
+{
+    request *r = w->ud;
+    const directory_reset_result *x = &w->keys.sum;
+    kvs_err err = {0};
+
+    (void)c;
+    log_reset(r, w, w->stopped ? "reset_stopped" : "reset");
+    if (w->stopped) {
+        r->outcome = kvs_fail(&err, KVS_E_CANCELLED, "reset: stopped %s",
+                              w->begun ? "in the middle, some of the blocks are gone" : "before any block was gone");
+    } else {
+        wire_put_reset_rep(request_out(r), &(wire_reset_rep){x->dropped, x->aborted, x->kept, x->leases});
+        /* What was kept is still served: "done" would be a lie. */
+        r->outcome = x->kept == 0 ? KVS_OK : KVS_E_PARTIAL;
+    }
+    if (!r->answered) /* by its deadline, which stopped it */
+        request_answer(r, r->outcome, &err);
+    request_end(r);
+}
+
+/* It is the next step that ends it: who calls still looks at the request. */
+static bool reset_stop(request *r, bool running)
+{
+    sweep *w = r->ext;
+
+    w->stopped = w->stopped || running || !w->begun;
+    return !w->begun;
+}
+
+static void nothing_known(request *r, bool untouched)
+{
+    (void)r;
+    (void)untouched;
+}
+
+static const request_ops reset_ops = {reset_stop, nothing_known};
 
 kvs_status op_reset(request *r, wire_in *in, kvs_err *err)
 {
     const directory_ns *ns;
     wire_reset_req q;
-    wire_reset_rep rep;
-    directory_reset_result res = {0};
-    char word[16];
+    sweep *w;
     kvs_status s;
 
     wire_get_reset_req(in, &q);
@@ -272,16 +313,16 @@ kvs_status op_reset(request *r, wire_in *in, kvs_err *err)
         s = peer_ns(r->peer, q.ns, &ns, err);
     if (s != KVS_OK)
         return s;
-    directory_reset(r->peer->core->dir, r->peer->tenant, q.ns, (q.flags & WIRE_RESET_PINNED) != 0, &res);
-    reset_regions(r->peer->core, r->peer->tenant, q.ns);
-    r->peer->core->step_due = true;
-    rep = (wire_reset_rep){res.dropped, res.aborted, res.kept, res.leases};
-    wire_put_reset_rep(request_out(r), &rep);
-    log_event(level_of(r), "reset",
-              " ns=%s dropped=%" PRIu64 " aborted=%" PRIu64 " kept=%" PRIu64 " leases=%" PRIu64 " conn=%" PRIu64
-              " uid=%u pid=%d",
-              ns_word(word, sizeof word, q.ns), rep.dropped, rep.aborted, rep.kept, rep.leases, r->peer->conn_id,
-              (unsigned)r->peer->info.uid, (int)r->peer->info.pid);
-    /* What was kept is still served: "done" would be a lie. */
-    return rep.kept == 0 ? KVS_OK : KVS_E_PARTIAL;
+    w = request_alloc(r, 1, sizeof(*w));
+    if (!w)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "reset: out of memory");
+    s = request_go(r, &reset_ops, err);
+    if (s != KVS_OK)
+        return s;
+    r->ext = w;
+    *w = (sweep){.keys = {.tenant = r->peer->tenant, .ns = q.ns, .pinned_too = (q.flags & WIRE_RESET_PINNED) != 0},
+                 .on_end = on_reset,
+                 .ud = r};
+    core_sweep(r->peer->core, w);
+    return KVS_OK;
 }

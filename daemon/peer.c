@@ -390,6 +390,7 @@ void core_remove_region(core *c, region *g)
 {
     region **at = &c->tokens[token_bucket(c, g->token)];
 
+    core_sweeps_pass(c, g);
     *(g->prev ? &g->prev->next : &c->regions) = g->next;
     if (g->next)
         g->next->prev = g->prev;

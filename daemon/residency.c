@@ -97,79 +97,117 @@ kvs_status directory_drop(directory *d, uint32_t ns, const uint8_t key[32])
 
 /* ---- reset ---- */
 
-typedef struct sweep {
-    uint32_t tenant, ns;
-    bool pinned_too;
-    uint64_t left; /* slots in scope that are still to be come by */
-    directory_reset_result *sum;
-} sweep;
-
-static bool in_sweep(const directory *d, const sweep *w, uint32_t ns)
+static bool in_sweep(const directory *d, const directory_sweep *w, uint32_t ns)
 {
-    return (w->ns == WIRE_NONE32 || w->ns == ns) && (w->tenant == WIRE_NONE32 || w->tenant == d->ns[ns]->pub.tenant);
+    return d->ns[ns] != NULL && (w->ns == WIRE_NONE32 || w->ns == ns) &&
+           (w->tenant == WIRE_NONE32 || w->tenant == tenant_of(d, ns));
+}
+
+/* Where it is counted that the sweep is on its way. */
+static uint32_t *count_of(directory *d, const directory_sweep *w)
+{
+    if (w->ns != WIRE_NONE32)
+        return &d->ns[w->ns]->n_sweeps;
+    return w->tenant != WIRE_NONE32 ? &d->tenants[w->tenant].n_sweeps : &d->n_sweeps;
+}
+
+bool directory_is_swept(const directory *d, uint32_t ns)
+{
+    return d->n_sweeps > 0 || d->tenants[tenant_of(d, ns)].n_sweeps > 0 || d->ns[ns]->n_sweeps > 0;
 }
 
 /* One event tells that a namespace was emptied, unless something of it stays. */
-static bool is_told_at_once(const directory *d, const sweep *w, uint32_t ns)
+static bool is_told_at_once(const directory_sweep *w, const ns_entry *n)
 {
-    return w->pinned_too || d->ns[ns]->pub.n_pinned == 0;
+    return w->pinned_too || n->pub.n_pinned == 0;
 }
 
-static void reset_slot(directory *d, const sweep *w, pool_slot s)
+static void reset_slot(directory *d, directory_sweep *w, pool_slot s)
 {
     const pool_row *r = pool_row_of(d->pool, s);
     uint8_t flags = info_of(d, s)->flags;
+    ns_entry *n = d->ns[r->ns];
 
     if (r->state == POOL_WRITING && (flags & SLOT_DOOMED) == 0) {
         directory_doom(d, s);
-        w->sum->aborted++;
+        w->sum.aborted++;
     } else if (r->state == POOL_READY && (flags & SLOT_PINNED) != 0 && !w->pinned_too) {
-        w->sum->kept++;
+        w->sum.kept++;
     } else if (r->state == POOL_READY) {
+        bool at_once = is_told_at_once(w, n);
+
         set_pin(d, s, false);
+        n->untold = n->untold || at_once;
         if (r->state == POOL_READY) /* else the pin was all that kept it: its extent is being given away */
-            directory_take_away(d, s, is_told_at_once(d, w, r->ns) ? WIRE_CAUSE_NONE : WIRE_CAUSE_DROPPED);
-        w->sum->dropped++;
+            directory_take_away(d, s, at_once ? WIRE_CAUSE_NONE : WIRE_CAUSE_DROPPED);
+        w->sum.dropped++;
     }
 }
 
-static void reset_extent(directory *d, sweep *w, uint32_t extent)
+/* False: the budget did not reach to the extent's end. */
+static bool reset_extent(directory *d, directory_sweep *w, uint32_t *budget)
 {
     pool_slot first;
 
-    (void)pool_extent_layout(d->pool, extent, &first, NULL, NULL);
-    for (uint32_t i = 0; w->left > 0 && i < pool_extent_used(d->pool, extent); i++) {
-        const pool_row *r = pool_row_of(d->pool, first + i);
+    (void)pool_extent_layout(d->pool, w->extent, &first, NULL, NULL);
+    /* The last block that goes unbinds the extent: ask again each time. */
+    for (; w->left > 0 && w->row < pool_extent_used(d->pool, w->extent); w->row++) {
+        const pool_row *r;
 
+        if (*budget == 0)
+            return false;
+        --*budget;
+        r = pool_row_of(d->pool, first + w->row);
         if (r->state == POOL_FREE || !in_sweep(d, w, r->ns))
             continue;
         w->left--;
         if (r->state == POOL_READY || r->state == POOL_WRITING)
-            reset_slot(d, w, first + i);
+            reset_slot(d, w, first + w->row);
     }
+    return true;
 }
 
-/* Only where its blocks are, and until the last one: who has few does not pay for all that others have. */
-static void reset_extents(directory *d, sweep *w)
+void directory_reset_begin(directory *d, directory_sweep *w)
+{
+    ++*count_of(d, w);
+    w->sum.leases = directory_end_leases(d, w->tenant, w->ns);
+    w->charged = d->n_charged;
+    for (uint32_t i = 0; i < d->n_ns; i++)
+        if (in_sweep(d, w, i))
+            w->left += d->ns[i]->n_taken;
+}
+
+/* Only where its blocks are, and until the last one: who has few does not pay for all that others have.  A block does not move,
+ * so that each one which was there at the beginning lies ahead until it is come by; what was taken since may lie ahead, too. */
+bool directory_reset_step(directory *d, directory_sweep *w, uint32_t *budget)
 {
     uint32_t tenant = w->ns == WIRE_NONE32 ? w->tenant : tenant_of(d, w->ns);
 
-    for (uint32_t i = 0; i < d->n_ns; i++)
-        if (d->ns[i] != NULL && in_sweep(d, w, i))
-            w->left += d->ns[i]->n_taken;
-    for (uint32_t e = 0; w->left > 0 && e < pool_n_extents(d->pool); e++)
-        if (directory_has_part(d, e, tenant))
-            reset_extent(d, w, e);
+    if (directory_let_go_some(d, budget))
+        return true;
+    w->left += d->n_charged - w->charged;
+    w->charged = d->n_charged;
+    for (; w->left > 0 && w->extent < pool_n_extents(d->pool); w->extent++, w->row = 0) {
+        if (*budget == 0 || (directory_has_part(d, w->extent, tenant) && !reset_extent(d, w, budget)))
+            return true;
+        *budget -= *budget > 0;
+    }
+    w->over = true;
+    return false;
 }
 
-void directory_reset(directory *d, uint32_t tenant, uint32_t ns, bool pinned_too, directory_reset_result *ret)
+void directory_reset_end(directory *d, const directory_sweep *w)
 {
     static const uint8_t no_key[32];
-    sweep w = {.tenant = tenant, .ns = ns, .pinned_too = pinned_too, .sum = ret};
 
-    *ret = (directory_reset_result){.leases = directory_end_leases(d, tenant, ns)};
-    reset_extents(d, &w);
-    for (uint32_t i = 0; i < d->n_ns && d->on_event != NULL; i++)
-        if (d->ns[i] != NULL && in_sweep(d, &w, i) && is_told_at_once(d, &w, i))
+    --*count_of(d, w);
+    for (uint32_t i = 0; i < d->n_ns; i++) {
+        ns_entry *n = d->ns[i];
+
+        if (!in_sweep(d, w, i) || !(n->untold || (w->over && is_told_at_once(w, n))))
+            continue;
+        n->untold = false;
+        if (d->on_event != NULL)
             d->on_event(d->ud, WIRE_EVENT_RESET, WIRE_CAUSE_NONE, i, 0, no_key);
+    }
 }

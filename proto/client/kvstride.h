@@ -456,7 +456,8 @@ enum kvs_reset_flags { KVS_RESET_PINNED = 1 };
 typedef struct kvs_reset_result {
     uint64_t dropped, aborted, kept, leases;
 } kvs_reset_result;
-/* ns NULL: every namespace of the tenant (admin socket: of all tenants). */
+/* ns NULL: every namespace of the tenant (admin socket: of all tenants).  Others are served meanwhile: what they store before it
+ * returns goes or stays. */
 KVS_API kvs_status kvs_reset(kvs_client *c, kvs_ns *ns, uint32_t flags, kvs_reset_result *ret, uint32_t timeout_ms,
                              kvs_err *err);
 

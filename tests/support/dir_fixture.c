@@ -214,3 +214,14 @@ void fixture_check(const fixture *f)
 
     cr_assert_eq(directory_check(f->dir, &err), KVS_OK, "%s", err.msg);
 }
+
+void fixture_reset(directory *d, uint32_t tenant, uint32_t ns, bool pinned_too, directory_reset_result *ret)
+{
+    directory_sweep w = {.tenant = tenant, .ns = ns, .pinned_too = pinned_too};
+    uint32_t budget = UINT32_MAX;
+
+    directory_reset_begin(d, &w);
+    cr_assert_not(directory_reset_step(d, &w, &budget));
+    directory_reset_end(d, &w);
+    *ret = w.sum;
+}

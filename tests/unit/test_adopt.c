@@ -277,7 +277,7 @@ Test(adopt, gives_back_an_extent_that_is_emptied_before_its_piece_is_usable)
     dc.pool = f.pool;
     cr_assert_eq(directory_create(&f.dir, &dc, NULL), KVS_OK);
     f.ns = fixture_open(&f, 1, "model", 2);
-    directory_reset(f.dir, 1, f.ns, true, &r);
+    fixture_reset(f.dir, 1, f.ns, true, &r);
     pool_extent_close(f.pool, 0);
     fixture_check(&f);
     pool_get_bytes(f.pool, &b);

@@ -522,7 +522,7 @@ Test(directory, stops_emptying_an_extent_that_a_reset_has_emptied)
     other = fixture_open(&f, 1, "other", 3);
     cr_assert_eq(fixture_store(&f, other, 1, 2, 0, 0), 0);
     cr_assert(directory_step(f.dir));
-    directory_reset(f.dir, 1, f.ns, false, &r);
+    fixture_reset(f.dir, 1, f.ns, false, &r);
     for (uint64_t id = 1; id <= 10000; id += 1000)
         cr_assert_eq(fixture_store(&f, other, id, 1000, 0, 0), 1000);
     while (directory_step(f.dir))

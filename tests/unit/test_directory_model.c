@@ -298,7 +298,7 @@ static void op_reset(uint32_t ns, bool all, bool pinned_too)
             if (!k->pinned || pinned_too)
                 forget(j, id);
         }
-    directory_reset(m.f.dir, 1, all ? WIRE_NONE32 : m.ns[ns], pinned_too, &r);
+    fixture_reset(m.f.dir, 1, all ? WIRE_NONE32 : m.ns[ns], pinned_too, &r);
     WANT(r.dropped == dropped && r.aborted == aborted && r.kept == kept && r.leases == leases);
     m.seen_events = m.f.n_events; /* more than the ring holds, and all foretold */
 }

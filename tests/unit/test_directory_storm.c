@@ -16,6 +16,7 @@ enum {
     KEYS = 60, /* of each namespace */
     N_OPEN = 48,
     LIST = 12,
+    SWEEPS = 3,
 };
 
 typedef struct copy {
@@ -31,6 +32,8 @@ static struct storm {
     uint32_t n_write, n_read;
     uint8_t lease[N_OPEN][16];
     uint32_t lease_ns[N_OPEN], n_lease;
+    directory_sweep sweep[SWEEPS];
+    uint32_t n_sweep;
     uint64_t pieces[MOST_EXTENTS]; /* bytes of each */
     uint32_t n_pieces;
     directory_stats sums; /* of the lives that are over: whether anything happened */
@@ -79,7 +82,7 @@ static void begin_life(void)
     cr_assert_eq(pool_create(&x.f.pool, &c, &err), KVS_OK, "%s", err.msg);
     d.pool = x.f.pool;
     cr_assert_eq(directory_create(&x.f.dir, &d, &err), KVS_OK, "%s", err.msg);
-    x.n_write = x.n_read = x.n_lease = x.n_pieces = 0;
+    x.n_write = x.n_read = x.n_lease = x.n_pieces = x.n_sweep = 0;
     open_all();
     fixture_check(&x.f);
 }
@@ -321,7 +324,31 @@ static void reset_some(uint32_t ns)
     directory_reset_result r;
     uint32_t t = tenant_of(ns), how = below(6);
 
-    directory_reset(x.f.dir, how == 0 ? WIRE_NONE32 : t, how < 3 ? WIRE_NONE32 : ns, below(2) == 0, &r);
+    fixture_reset(x.f.dir, how == 0 ? WIRE_NONE32 : t, how < 3 ? WIRE_NONE32 : ns, below(2) == 0, &r);
+}
+
+static void begin_sweep(uint32_t ns)
+{
+    uint32_t t = tenant_of(ns), how = below(6);
+    directory_sweep *w = &x.sweep[x.n_sweep];
+
+    if (x.n_sweep == SWEEPS)
+        return;
+    *w = (directory_sweep){
+        .tenant = how == 0 ? WIRE_NONE32 : t, .ns = how < 3 ? WIRE_NONE32 : ns, .pinned_too = below(2) == 0};
+    directory_reset_begin(x.f.dir, w);
+    x.n_sweep++;
+}
+
+/* Some are given up in the middle. */
+static void go_on_sweeping(void)
+{
+    uint32_t i = below(SWEEPS), budget = below(8);
+
+    if (i >= x.n_sweep || (directory_reset_step(x.f.dir, &x.sweep[i], &budget) && below(20) > 0))
+        return;
+    directory_reset_end(x.f.dir, &x.sweep[i]);
+    x.sweep[i] = x.sweep[--x.n_sweep];
 }
 
 static void one_step(void)
@@ -330,6 +357,8 @@ static void one_step(void)
     const uint8_t *key = fixture_keys(1 + below(KEYS), 1);
 
     x.f.now_us += below(200);
+    if (below(4) == 0)
+        go_on_sweeping();
     if (how < 25)
         store_some(ns);
     else if (how < 45)
@@ -350,6 +379,8 @@ static void one_step(void)
         (void)directory_drop(x.f.dir, ns, key);
     else if (how == 92 && below(3) == 0)
         reset_some(ns);
+    else if (how == 92)
+        begin_sweep(ns);
     else if (how == 93)
         limit_one();
     else if (how == 94 && below(3) == 0)
@@ -378,7 +409,9 @@ static void come_to_rest(void)
         end_read();
     for (uint32_t t = 0; t < FIXTURE_TENANTS; t++)
         directory_limit_tenant(x.f.dir, t, 0, 0);
-    directory_reset(x.f.dir, WIRE_NONE32, WIRE_NONE32, true, &r);
+    while (x.n_sweep > 0)
+        go_on_sweeping();
+    fixture_reset(x.f.dir, WIRE_NONE32, WIRE_NONE32, true, &r);
     while (directory_step(x.f.dir))
         ;
     fixture_check(&x.f);

@@ -487,7 +487,7 @@ Test(resize, a_reset_takes_pinned_and_leased_blocks_that_are_being_given_up)
     cr_assert_eq(lease.n_leased, 4 * PER_EXTENT);
     resize(&f, 1);
     cr_assert_eq(bytes_of(&f).giving_up, 3 * EXTENT);
-    directory_reset(f.dir, A, WIRE_NONE32, true, &r);
+    fixture_reset(f.dir, A, WIRE_NONE32, true, &r);
     cr_assert_eq(r.leases, 1);
     cr_assert_eq(r.kept, 0);
     fixture_check(&f);

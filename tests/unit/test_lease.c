@@ -317,15 +317,15 @@ Test(lease, of_a_namespace_that_is_reset_end_and_no_others)
     cr_assert_eq(fixture_reserve(&f, other, 2, 1, 2, 1000, &one), KVS_OK);
     begin = cpu_seconds();
     for (uint32_t i = 0; i < 30000; i++) {
-        directory_reset(f.dir, 0, third, false, &r);
+        fixture_reset(f.dir, 0, third, false, &r);
         cr_assert_eq(r.leases, 0);
     }
     cr_assert_lt(cpu_seconds() - begin, 1.0);
-    directory_reset(f.dir, 0, other, false, &r);
+    fixture_reset(f.dir, 0, other, false, &r);
     cr_assert(r.leases == 2 && r.dropped == 2 && r.kept == 0);
     cr_assert_eq(fixture_stats(&f).n_leases, 65000);
     fixture_check(&f);
-    directory_reset(f.dir, 0, WIRE_NONE32, false, &r);
+    fixture_reset(f.dir, 0, WIRE_NONE32, false, &r);
     cr_assert(r.leases == 65000 && r.dropped == 1);
     fixture_fini(&f);
 }

@@ -400,7 +400,7 @@ static void reset(void)
         return;
     for (uint32_t id = 0; id < IDS; id++)
         w.blocks[space][id].what = w.blocks[space][id].what == PRESENT ? EITHER : ABSENT;
-    directory_reset(w.dir, tenant_of(space), w.ns[space], true, &r);
+    fixture_reset(w.dir, tenant_of(space), w.ns[space], true, &r);
 }
 
 static void step(void)

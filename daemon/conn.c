@@ -149,12 +149,31 @@ static bool is_room_for(const conn *c)
            h->in_bytes + frame_need(&c->reader) - FRAME_START_BYTES <= (uint64_t)h->config->memory_bytes;
 }
 
+/* Operators and strangers are of none. */
+static uint32_t tenant_of(const conn *c)
+{
+    return c->info.is_admin || c->info.denied != NULL ? CONFIG_MAX_TENANTS : c->info.tenant;
+}
+
+/* Its tenant stays within an equal part of the tenants': then it waits for its own tenant's clients only. */
+static bool is_room_in_tenant(const conn *c)
+{
+    const conn_host *h = c->host;
+
+    return tenant_of(c) < CONFIG_MAX_TENANTS && h->n_tenants > 1 &&
+           h->tenant_in_bytes[tenant_of(c)] + frame_need(&c->reader) - FRAME_START_BYTES <=
+               (uint64_t)h->config->memory_bytes / h->n_tenants;
+}
+
 /* Who has to wait holds nothing that others wait for: a large frame, and it alone, is in memory of its own, which is given back
  * when the frame has been taken, or its time is over.  The memory goes to who has waited longest, so that who comes back again
- * and again is behind those who stay. */
+ * and again is behind those who stay; in a tenant's part, to who has waited longest of that tenant. */
 static bool may_read(const conn *c)
 {
-    return may_take(c) || (c->host->waiting == NULL && is_room_for(c));
+    const conn_host *h = c->host;
+
+    return may_take(c) || (h->waiting == NULL && is_room_for(c)) ||
+           (h->tenant_waiting[tenant_of(c)] == 0 && is_room_in_tenant(c));
 }
 
 static void begin_waiting(conn *c)
@@ -166,6 +185,7 @@ static void begin_waiting(conn *c)
     c->waiting = (conn_list){NULL, h->waiting_end};
     *h->waiting_end = c;
     h->waiting_end = &c->waiting.next;
+    h->tenant_waiting[tenant_of(c)]++;
     c->waiting_us = conn_now_us();
     /* Nobody tells that it has gone meanwhile, nor that others stall. */
     wait_until(h, c->waiting_us + ms(CHECK_STEP_MS));
@@ -178,6 +198,7 @@ static void end_waiting(conn *c)
     if (c->waiting.next == NULL)
         c->host->waiting_end = c->waiting.at;
     list_remove(c, in_waiting);
+    c->host->tenant_waiting[tenant_of(c)]--;
 }
 
 /* What its reader takes has changed.  False: it takes less. */
@@ -187,6 +208,7 @@ static bool count_in(conn *c)
 
     c->in_bytes = c->reader.cap > FRAME_START_BYTES ? c->reader.cap - FRAME_START_BYTES : 0;
     c->host->in_bytes += c->in_bytes - had;
+    c->host->tenant_in_bytes[tenant_of(c)] += c->in_bytes - had;
     if (had == 0) {
         c->seen_bytes = c->reader.end - c->reader.start;
         c->n_looks = 0;
@@ -197,10 +219,14 @@ static bool count_in(conn *c)
 /* Those who may go on take their memory here and now, before anyone else does; they read on their next turn. */
 static void serve_waiting(conn_host *h)
 {
+    bool passed[CONFIG_MAX_TENANTS + 1] = {false}; /* somebody of it waits on */
+
     for (conn *w = h->waiting, *next; w != NULL; w = next) {
         next = w->waiting.next;
-        if (!may_take(w) && (w != h->waiting || !is_room_for(w)))
+        if (!may_take(w) && (w != h->waiting || !is_room_for(w)) && (passed[tenant_of(w)] || !is_room_in_tenant(w))) {
+            passed[tenant_of(w)] = true;
             continue;
+        }
         end_waiting(w);
         if (frame_want(&w->reader).len == 0)
             condemn(w, "out_of_memory");
@@ -231,7 +257,9 @@ static void count(conn_host *h, const peer_info *info, uint32_t by)
         h->n_admins += by;
     } else {
         h->n_clients += by;
+        h->n_tenants -= h->n_tenant[info->tenant] > 0;
         h->n_tenant[info->tenant] += by;
+        h->n_tenants += h->n_tenant[info->tenant] > 0;
     }
 }
 

@@ -16,8 +16,9 @@
  * Fair: limits.request_budget frames, CONN_TURN_BYTES or CONN_TURN_US of one connection a turn of the loop; the rest on
  * the next.
  *
- * Readers of large frames have memory within limits.memory_bytes, or an equal part of it each.  Who comes later waits in a
- * queue, and is read no further; when that takes long, those are dropped that have memory and send nothing to speak of.
+ * Readers of large frames have memory within limits.memory_bytes, or an equal part of it each, or their tenants have.  Who comes
+ * later waits in a queue, and is read no further; when that takes long, those are dropped that have memory and send nothing to
+ * speak of.
  *
  * A client that asks again within CONN_QUICK_US of its answer finds the loop awake the next time: for as long after each of
  * its requests and answers, and not a moment longer, the loop looks instead of sleeping. */
@@ -50,10 +51,13 @@ typedef struct conn_host { /* filled by the holder, whose handles drive the thre
     uint64_t due_us;  /* when conns_check is due; UINT64_MAX: nobody waits for anything */
     /* Until freed: a client that comes back has left nothing behind.  Strangers are none of the others. */
     uint32_t n_clients, n_admins, n_strangers;
-    uint32_t n_tenant[CONFIG_MAX_TENANTS]; /* clients of each */
-    uint64_t n_dropped;                    /* for a fault */
-    uint64_t out_bytes;                    /* that unsent replies of all take */
-    uint64_t in_bytes;                     /* that their readers take for large frames */
+    uint32_t n_tenant[CONFIG_MAX_TENANTS];            /* clients of each */
+    uint32_t n_tenants;                               /* that have some */
+    uint32_t tenant_waiting[CONFIG_MAX_TENANTS + 1];  /* of each; the last: of none */
+    uint64_t tenant_in_bytes[CONFIG_MAX_TENANTS + 1]; /* of in_bytes, likewise */
+    uint64_t n_dropped;                               /* for a fault */
+    uint64_t out_bytes;                               /* that unsent replies of all take */
+    uint64_t in_bytes;                                /* that their readers take for large frames */
 } conn_host;
 
 void conn_host_init(conn_host *h, uv_loop_t *loop, core *c, mailbox *m, const config *cfg);

@@ -790,6 +790,57 @@ Test(conn, serves_a_large_request_beside_many_that_drip_and_come_back)
     cr_assert_gt(w.n_back, 0);
 }
 
+/* Symptom: 150 clients of one tenant that stalled in large requests made those of another tenant wait for seconds. */
+Test(conn, serves_a_large_request_at_once_beside_another_tenant_that_stalls)
+{
+    static raw_client bad[N_STALLED], good[2];
+    peer_info info = {.uid = getuid(), .tenant = 1};
+    uint64_t began_ms;
+
+    begin();
+    h.config.memory_bytes = STALLED_MEMORY;
+    h.config.n_tenants = 2;
+    for (int i = 0; i < 2; i++) {
+        int fds[2];
+
+        cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+        raw_init(&good[i], fds[0]);
+        cr_assert_eq(conn_open(&h.host, fds[1], &info, NULL), KVS_OK);
+        cr_assert(raw_send(&good[i], WIRE_HELLO, 1, NULL, 0, NULL, 0));
+        expect(&good[i], WIRE_HELLO, 1);
+    }
+    for (int i = 0; i < N_STALLED; i++)
+        begin_and_stall(&bad[i]);
+    cr_assert(loop_until(&h.loop, has_waiting, NULL, 5000));
+    for (int i = 0; i < 10; i++)
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    began_ms = raw_now_ms();
+    for (uint64_t id = 2; id < 12; id++) {
+        send_part(&good[id % 2], id, WIRE_HEADER_BYTES + LARGE);
+        expect(&good[id % 2], WIRE_PING, id);
+    }
+    cr_assert_lt(raw_now_ms() - began_ms, 400, "it waits for the other tenant");
+    cr_assert_eq(h.host.n_dropped, 0);
+    send_part(&good[0], 20, 20000); /* in its tenant's part there is room for one: the next one waits for it */
+    cr_assert(loop_until(&h.loop, is_partial_large, NULL, 5000));
+    send_part(&good[1], 21, WIRE_HEADER_BYTES + LARGE);
+    for (int i = 0; i < 20; i++)
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    cr_assert_leq(h.host.in_bytes, 2 * STALLED_MEMORY);
+    send_rest(&good[0], 20000);
+    expect(&good[0], WIRE_PING, 20);
+    expect(&good[1], WIRE_PING, 21);
+    for (int i = 0; i < N_STALLED; i++)
+        raw_close(&bad[i]);
+    for (int i = 0; i < 2; i++)
+        raw_close(&good[i]);
+    end();
+    cr_assert_eq(h.host.in_bytes, 0);
+    cr_assert_eq(h.host.n_tenants, 0);
+    for (int t = 0; t <= CONFIG_MAX_TENANTS; t++)
+        cr_assert(h.host.tenant_in_bytes[t] == 0 && h.host.tenant_waiting[t] == 0, "tenant %d", t);
+}
+
 static bool has_passed(void *ud)
 {
     return raw_now_ms() >= *(uint64_t *)ud;

@@ -827,7 +827,7 @@ class Client:
         self._next_id += 1
         self._pending[pending.id] = pending
         self._out.append((memoryview(frame), mine))
-        self._pump(0.0, lambda: not self._out)
+        self._pump(until, lambda: not self._out)  # all of it: the daemon may drop who pauses in a large one
         return pending
 
     def _finish(self, pending: Pending, partial: bool) -> _Answer:

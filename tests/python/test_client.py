@@ -105,6 +105,20 @@ def region_of(n_pieces: int) -> Answer:
     return answer
 
 
+class Sending(unittest.TestCase):
+    def test_a_large_request_is_sent_to_its_end(self) -> None:
+        """Who comes back to the rest later would be one that stalls in the middle."""
+
+        def slow(fake: Fake, frame: wire.Frame) -> bool:
+            time.sleep(0.3 if frame.op == Op.PING else 0)
+            return False
+
+        with Fake(slow) as fake, Client(fake.path) as client:
+            client._submit(Op.PING, b"", deadline=5)
+            client._submit(Op.PING, bytes(900_000), deadline=5)  # while nobody reads
+            self.assertFalse(client._out)
+
+
 class Descriptors(unittest.TestCase):
     def test_a_region_that_cannot_be_mapped_is_given_back(self) -> None:
         for n_pieces in (1, 2):

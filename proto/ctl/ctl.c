@@ -70,13 +70,16 @@ void ctl_set_command(const char *name_and_space)
 
 int ctl_usage(const char *fmt, ...)
 {
+    char text[1024];
     va_list ap;
 
-    (void)fprintf(stderr, "kvstridectl: ");
     va_start(ap, fmt);
-    (void)vfprintf(stderr, fmt, ap);
+    (void)vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    (void)fprintf(stderr, "\nTry 'kvstridectl %s--help'.\n", spoken_of);
+    for (char *c = text; *c != '\0'; c++) /* words that were not typed may hold anything */
+        if ((unsigned char)*c < ' ' || *c == 0x7f)
+            *c = '?';
+    (void)fprintf(stderr, "kvstridectl: %s\nTry 'kvstridectl %s--help'.\n", text, spoken_of);
     return CTL_USAGE;
 }
 

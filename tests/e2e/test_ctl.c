@@ -276,6 +276,7 @@ Test(ctl_words, refuses_wrong_words_and_names_them)
         {"shake --help", "unknown command 'shake'"},
         {"helth", "unknown command 'helth'; did you mean health?"},
         {"x", "unknown command 'x'\n"},
+        {"a\033[2Jb", "unknown command 'a?[2Jb'\n"},
         {"--shake ping", "unknown option --shake\n"},
         {"status --jsn", "unknown option --jsn; did you mean --json?"},
         {"keys --limt=5", "unknown option --limt=5; did you mean --limit?"},

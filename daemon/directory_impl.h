@@ -80,8 +80,7 @@ typedef struct lease {
     uint32_t tenant, n_ns, n_leased, loads_left;
     uint32_t heap_at;            /* place in directory.leases */
     struct lease *next;          /* same bucket */
-    struct lease *ending;        /* the next one of those that a reset has ended */
-    uint64_t n_ended;            /* of its slots, from the first on: let go */
+    struct lease *ending;        /* scratch: to be ended together */
     struct lease *next_owner;    /* same bucket of owners; only of the first one of an owner */
     struct lease *same, **link;  /* the next one of the owner, and what points to this one; NULL: it is the first */
     struct lease *older, *newer; /* all, in the order in which they were made */
@@ -96,7 +95,6 @@ typedef struct lease_set {
     lease **owners;  /* by owner, one of each */
     uint32_t n_buckets;
     lease *oldest, *newest;
-    lease *ending; /* nobody finds them any more, but their slots are still to be let go */
     uint64_t memory;
 } lease_set;
 
@@ -261,9 +259,7 @@ bool directory_is_swept(const directory *d, uint32_t ns); /* a reset of it is on
 
 /* lease.c */
 void directory_leases_fini(directory *d);
-/* Both WIRE_NONE32: all; how many.  From then on nobody finds them; their slots are let go by ... */
-uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns);
-bool directory_let_go_some(directory *d, uint32_t *budget); /* one off *budget for each; true: there are more */
+uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns); /* both WIRE_NONE32: all; how many */
 
 static inline void directory_emit(const directory *d, uint32_t type, uint32_t cause, const pool_row *r)
 {

@@ -626,9 +626,6 @@ static void give_up_some(directory *d)
 
 bool directory_step(directory *d)
 {
-    uint32_t budget = EMPTY_STEP;
-    bool lets_go = directory_let_go_some(d, &budget); /* of a reset that was stopped */
-
     if (d->give_up != POOL_NONE)
         give_up_some(d);
     if (d->emptying != POOL_NONE) {
@@ -645,5 +642,5 @@ bool directory_step(directory *d)
     }
     d->over_quota = d->over_quota && directory_trim(d, EMPTY_STEP);
     return key_table_step(&d->table, EMPTY_STEP) || d->emptying != POOL_NONE || d->over_quota ||
-           d->give_up != POOL_NONE || lets_go;
+           d->give_up != POOL_NONE;
 }

@@ -105,9 +105,6 @@ static kvs_status recount_leases(const directory *d, recount *c, kvs_err *err)
             c->named[l->ns[k]]++;
         slots += (uint64_t)l->n_ns * l->n_leased;
     }
-    for (const lease *l = d->leases.ending; l != NULL; l = l->ending)
-        for (uint64_t k = l->n_ended; k < (uint64_t)l->n_ns * l->n_leased; k++)
-            ++*(uint16_t *)sparse_touch(&c->leases, l->slots[k]);
     for (uint32_t t = 0; t < d->n_tenants; t++)
         slots -= d->tenants[t].n_named;
     return slots == 0 ? KVS_OK : differs(err, "blocks that leases name", 0, slots, 0);

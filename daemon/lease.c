@@ -244,12 +244,6 @@ void directory_leases_fini(directory *d)
 {
     for (uint32_t i = 0; i < d->leases.n; i++)
         free(d->leases.heap[i]);
-    while (d->leases.ending != NULL) {
-        lease *l = d->leases.ending;
-
-        d->leases.ending = l->ending;
-        free(l);
-    }
     free(d->leases.heap);
     free(d->leases.buckets);
     d->leases = (lease_set){0};
@@ -519,39 +513,25 @@ static uint64_t all_in_scope(const directory *d, uint32_t tenant, uint32_t ns)
 uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns)
 {
     uint64_t left = all_in_scope(d, tenant, ns), n = 0;
+    lease *ending = NULL;
 
-    /* Who has none, or only new ones, does not pay for the others'. */
-    for (lease *l = d->leases.newest, *older; l != NULL && left > 0; l = older) {
+    /* First all, then end them: each end changes the list.  Who has none, or only new ones, does not pay for the others'. */
+    for (lease *l = d->leases.newest; l != NULL && left > 0; l = l->older) {
         uint32_t named = n_in_scope(l, tenant, ns);
 
-        older = l->older;
         if (named == 0)
             continue;
         left -= named;
-        set_remove(&d->leases, l);
-        count_named(d, l, UINT32_MAX);
-        l->n_ended = 0;
-        l->ending = d->leases.ending;
-        d->leases.ending = l;
-        n++;
+        l->ending = ending;
+        ending = l;
+    }
+    for (; ending != NULL; n++) {
+        lease *l = ending;
+
+        ending = l->ending;
+        lease_end(d, l);
     }
     return n;
-}
-
-bool directory_let_go_some(directory *d, uint32_t *budget)
-{
-    lease *l;
-
-    while ((l = d->leases.ending) != NULL) {
-        for (; l->n_ended < n_slots(l); l->n_ended++, --*budget) {
-            if (*budget == 0)
-                return true;
-            unlease_slot(d, l->slots[l->n_ended]);
-        }
-        d->leases.ending = l->ending;
-        free(l);
-    }
-    return false;
 }
 
 /* ---- watching ---- */

@@ -183,8 +183,6 @@ bool directory_reset_step(directory *d, directory_sweep *w, uint32_t *budget)
 {
     uint32_t tenant = w->ns == WIRE_NONE32 ? w->tenant : tenant_of(d, w->ns);
 
-    if (directory_let_go_some(d, budget))
-        return true;
     w->left += d->n_charged - w->charged;
     w->charged = d->n_charged;
     for (; w->left > 0 && w->extent < pool_n_extents(d->pool); w->extent++, w->row = 0) {

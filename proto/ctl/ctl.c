@@ -10,6 +10,8 @@
 
 #include "config/option.h"
 
+enum { DEFAULT_MS = 5000 };
+
 static int exit_of(kvs_status s)
 {
     switch (s) {
@@ -114,8 +116,8 @@ kvs_client *ctl_connect(const ctl *c, int *ret_exit)
     if (by_default)
         o.path = CTL_ADMIN_SOCKET;
     o.name = "kvstridectl";
-    o.timeout_ms = (uint32_t)c->timeout_ms;
-    o.connect_timeout_ms = (uint32_t)c->timeout_ms;
+    o.timeout_ms = c->timeout_ms != 0 ? (uint32_t)c->timeout_ms : DEFAULT_MS;
+    o.connect_timeout_ms = o.timeout_ms;
     s = kvs_connect(&client, &o, &err);
     if (s == KVS_OK)
         return client;

@@ -32,9 +32,9 @@ enum ctl_exit {
 typedef struct ctl {
     bool json, quiet, pinned, dry_run, off, quick;
     const char *socket, *trace, *svg, *engine, *folder; /* NULL: not given */
-    uint64_t timeout_ms, limit;                         /* never "not given": main.c has their defaults */
+    uint64_t limit;                                     /* never "not given": main.c has its default */
     uint64_t ns;                                        /* CTL_NO_NS: not given */
-    uint64_t blocks, layers, tokens, clients, seconds, interval, gpu;
+    uint64_t timeout_ms, blocks, layers, tokens, clients, seconds, interval, gpu;
     char **args; /* words behind the command */
     int n_args;
 } ctl;

@@ -9,7 +9,7 @@
 #include "config/json.h"
 #include "proto/ctl/clock.h"
 
-enum { PAGE_KEYS = 4096, DROP_KEYS = 1024, EVENTS = 64, WATCH_STEP_MS = 200 };
+enum { PAGE_KEYS = 4096, DROP_KEYS = 1024, EVENTS = 64, WATCH_STEP_MS = 200, RESET_MS = 60000 };
 
 /* ---- ls ---- */
 
@@ -347,7 +347,8 @@ int ctl_reset(const ctl *c)
     if (c->ns != CTL_NO_NS)
         s = kvs_open_id(client, (uint32_t)c->ns, &ns, &err);
     if (s == KVS_OK)
-        s = kvs_reset(client, ns, c->pinned ? KVS_RESET_PINNED : 0, &r, 0, &err);
+        s = kvs_reset(client, ns, c->pinned ? KVS_RESET_PINNED : 0, &r,
+                      c->timeout_ms != 0 ? (uint32_t)c->timeout_ms : RESET_MS, &err);
     code = s == KVS_OK || s == KVS_E_PARTIAL ? show_reset(c, &r) : ctl_fail(c, "reset", s, &err);
     kvs_close(client);
     return code;

@@ -35,7 +35,9 @@ static const ctl_command COMMANDS[] = {
     {"drop", "KEY...", "remove blocks of namespace --ns by key (64 hex digits)", "socket timeout-ms ns",
      "Needs --ns, see 'kvstridectl namespaces'.  Exit 4 if one was not there or is in use.\n", 1 << 20, ctl_drop},
     {"reset", "", "remove every block, or those of --ns", "socket timeout-ms ns pinned",
-     "Pinned blocks stay (exit 4, if there are any) unless --pinned is given.\n", 0, ctl_reset},
+     "Pinned blocks stay (exit 4, if there are any) unless --pinned is given.\n"
+     "A reset that runs out of its --timeout-ms stops where it is: what is gone is gone, the rest stays.\n",
+     0, ctl_reset},
     {"replay", "", "play a prefix trace and verify every loaded byte", "trace blocks socket layers tokens clients",
      "Needs --trace and either --blocks (a private daemon that holds exactly so many) or --socket (a running one).\n"
      "Each request looks its list up, loads the leading hits, compares every byte, and stores the rest.\n"
@@ -74,8 +76,8 @@ static const option_row ROWS[] = {
     {"version", "", "name and version", VERSION, true, 0, 0, 0},
     {"socket", "PATH", "admin socket of the daemon; default $KVSTRIDE_ADMIN_SOCKET, else " CTL_ADMIN_SOCKET, TEXT,
      false, offsetof(ctl, socket), 0, 0},
-    {"timeout-ms", "N", "give up after N ms without an answer; default 5000", WHOLE, false, offsetof(ctl, timeout_ms),
-     1, 3600000},
+    {"timeout-ms", "N", "give up after N ms without an answer; default 5000, of reset 60000", WHOLE, false,
+     offsetof(ctl, timeout_ms), 1, 3600000},
     {"ns", "N", "namespace by its number", WHOLE, false, offsetof(ctl, ns), 0, UINT32_MAX - 1},
     {"limit", "N", "at most N lines, 0: all; default 1000", WHOLE, false, offsetof(ctl, limit), 0, UINT32_MAX},
     {"pinned", "", "what is pinned, too", FLAG, false, offsetof(ctl, pinned), 0, 0},
@@ -286,7 +288,7 @@ static int run(line *l, const ctl_command *command)
 
 int main(int argc, char **argv)
 {
-    line l = {.c = {.timeout_ms = 5000, .limit = 1000, .ns = CTL_NO_NS}};
+    line l = {.c = {.limit = 1000, .ns = CTL_NO_NS}};
     const ctl_command *command = NULL;
     static char spoken[32];
     int code;

@@ -1,5 +1,6 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 #include "daemon/options.h"
 #include "proto/ctl/ctl.h"
 #include "tests/support/daemon_fixture.h"
+#include "tests/support/fake_daemon.h"
 #include "tests/support/raw_client.h"
 
 /* kvstridectl against a daemon that is stopped, hangs up or speaks another version: it ends in time, with its exit code. */
@@ -276,4 +278,42 @@ Test(ctl_odd, calls_a_daemon_of_another_version_unreachable_and_hands_on_its_wor
 
     expect_all(d.admin, N_COMMANDS, CTL_UNREACHABLE, "this daemon speaks 7");
     end(pid);
+}
+
+/* ---- how long it waits ---- */
+
+static bool note_deadline(fake *f, fake_conn *c, frame *q)
+{
+    (void)c;
+    if (q->head.op == WIRE_RESET)
+        atomic_store((atomic_ullong *)f->ud, q->head.deadline_us);
+    return false;
+}
+
+static uint64_t deadline_of(const fake *f, atomic_ullong *noted, const char *option)
+{
+    const char *words[] = {"kvstridectl", "--socket", f->path, "reset", option, option != NULL ? "300" : NULL, NULL};
+
+    run_words(words);
+    cr_assert_eq(o.code, CTL_OK, "%s", o.err);
+    return atomic_load(noted);
+}
+
+/* It goes in parts, beside others' work. */
+Test(ctl_odd, gives_a_reset_a_minute_or_what_it_is_told)
+{
+    atomic_ullong noted = 0;
+    uint64_t us;
+    fake f;
+
+    fake_init(&f);
+    f.hook = note_deadline;
+    f.ud = &noted;
+    fake_start(&f);
+    us = deadline_of(&f, &noted, NULL);
+    cr_assert(us > 50000000 && us <= 60000000, "%" PRIu64, us);
+    us = deadline_of(&f, &noted, "--timeout-ms");
+    cr_assert(us > 0 && us <= 300000, "%" PRIu64, us);
+    fake_stop(&f);
+    fake_fini(&f);
 }

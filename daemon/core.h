@@ -219,12 +219,17 @@ typedef struct core_piece {
     uint64_t bytes;
 } core_piece;
 
-/* A RESET on its way, or the emptying of a tenant that a reload has taken out.  In the memory of its request or tenant. */
+/* A RESET on its way, a DROP of many keys from many regions, or the emptying of a tenant that a reload has taken out.  In the
+ * memory of its request or tenant. */
 typedef struct sweep {
-    struct sweep *next; /* the core's list */
-    directory_sweep keys;
-    region *region; /* when the keys are over: the next one to look at, from this slot on */
-    uint32_t slot;
+    struct sweep *next;   /* the core's list */
+    directory_sweep keys; /* in host memory; of a DROP only whose and of which namespace */
+    /* Of a DROP: [n_named] keys, which are gone from host memory, and what became of each.  NULL: all keys. */
+    const uint8_t *named;
+    kvs_status *results;
+    uint32_t n_named;
+    region *region; /* when host memory is over: the next one to look at, from this slot, or key of `named`, on */
+    uint32_t at;
     bool begun;   /* something may be gone */
     bool stopped; /* the rest is to stay */
     void (*on_end)(core *c, struct sweep *w);
@@ -331,8 +336,10 @@ void core_share_link(const core *c, uint32_t tenant, uint32_t share);
 void core_present(core *c, uint32_t by); /* one more tenant has clients now, or one less */
 
 /* sweep.c */
+enum { SWEEP_STEP = 1024 };                      /* slots that one turn looks at, or searches, of all sweeps together */
 void core_sweep(core *c, sweep *w);              /* by later steps, until on_end */
 void core_sweep_step(core *c);                   /* one of them, a part */
+void core_sweep_regions(sweep *w);               /* from w->region on, all at once */
 void core_sweeps_pass(core *c, const region *g); /* it is about to leave the list */
 
 /* deadlines.c */

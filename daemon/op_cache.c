@@ -148,104 +148,68 @@ static const char *ns_word(char *buf, size_t cap, uint32_t ns)
     return buf;
 }
 
-static kvs_status each_key(request *r, wire_in *in, kvs_err *err, const char *event,
-                           kvs_status (*f)(const request *r, uint32_t ns, const uint8_t key[32]))
+/* A request of keys: checked, and with room for the reply.  *ret_results: [q.n], the request's. */
+static kvs_status take_keys(request *r, wire_in *in, wire_keys_req *q, const uint8_t **ret_keys,
+                            kvs_status **ret_results, kvs_err *err)
 {
     const directory_ns *ns;
-    wire_keys_req q;
-    wire_key_rep rep = {0};
-    wire_out *o = request_out(r);
-    const uint8_t *keys;
     kvs_status s;
 
-    wire_get_keys_req(in, &q);
-    keys = wire_get_array(in, q.n, WIRE_KEY_BYTES);
+    wire_get_keys_req(in, q);
+    *ret_keys = wire_get_array(in, q->n, WIRE_KEY_BYTES);
     s = request_parsed(in, err);
     if (s == KVS_OK)
-        s = check_n_keys(r->peer->core, q.n, err);
+        s = check_n_keys(r->peer->core, q->n, err);
     if (s == KVS_OK)
-        s = peer_ns(r->peer, q.ns, &ns, err);
+        s = peer_ns(r->peer, q->ns, &ns, err);
     if (s == KVS_OK)
-        s = request_room(r, WIRE_key_rep_BYTES + (uint64_t)q.n * 4, err);
+        s = request_room(r, WIRE_key_rep_BYTES + (uint64_t)q->n * 4, err);
     if (s != KVS_OK)
         return s;
-    rep.n = q.n;
-    o->len = WIRE_key_rep_BYTES;
-    for (uint32_t i = 0; i < q.n; i++) {
-        kvs_status k = f(r, q.ns, keys + (size_t)i * WIRE_KEY_BYTES);
+    *ret_results = request_alloc(r, q->n, sizeof(**ret_results));
+    return *ret_results ? KVS_OK : kvs_fail(err, KVS_E_NO_MEMORY, "keys: out of memory");
+}
 
-        rep.n_ok += k == KVS_OK;
-        wire_put_u32(o, k);
-    }
+static kvs_status put_results(request *r, const char *event, uint32_t ns, uint32_t n, const kvs_status *results)
+{
+    wire_key_rep rep = {.n = n};
+    wire_out *o = request_out(r);
+
+    for (uint32_t i = 0; i < n; i++)
+        rep.n_ok += results[i] == KVS_OK;
+    wire_put_key_rep(o, &rep);
+    for (uint32_t i = 0; i < n; i++)
+        wire_put_u32(o, results[i]);
     wire_put_pad8(o);
-    wire_put_key_rep(&(wire_out){o->base, 0, WIRE_key_rep_BYTES, false}, &rep);
     r->peer->core->step_due = true;
-    log_event(level_of(r), event, " ns=%" PRIu32 " keys=%u done=%u conn=%" PRIu64 " uid=%u pid=%d", q.ns, rep.n,
-              rep.n_ok, r->peer->conn_id, (unsigned)r->peer->info.uid, (int)r->peer->info.pid);
-    return rep.n_ok == rep.n ? KVS_OK : KVS_E_PARTIAL;
+    log_event(level_of(r), event, " ns=%" PRIu32 " keys=%u done=%u conn=%" PRIu64 " uid=%u pid=%d", ns, rep.n, rep.n_ok,
+              r->peer->conn_id, (unsigned)r->peer->info.uid, (int)r->peer->info.pid);
+    return rep.n_ok == n ? KVS_OK : KVS_E_PARTIAL;
 }
 
-static kvs_status pin_key(const request *r, uint32_t ns, const uint8_t key[32])
+static kvs_status each_key(request *r, wire_in *in, kvs_err *err, const char *event,
+                           kvs_status (*f)(directory *d, uint32_t ns, const uint8_t key[32]))
 {
-    return directory_pin(r->peer->core->dir, ns, key);
-}
+    wire_keys_req q;
+    const uint8_t *keys;
+    kvs_status *results;
+    kvs_status s = take_keys(r, in, &q, &keys, &results, err);
 
-static kvs_status unpin_key(const request *r, uint32_t ns, const uint8_t key[32])
-{
-    return directory_unpin(r->peer->core->dir, ns, key);
-}
-
-/* Gone means gone: a copy that is kept on a device may not be found either. */
-static kvs_status drop_key(const request *r, uint32_t ns, const uint8_t key[32])
-{
-    kvs_status s = directory_drop(r->peer->core->dir, ns, key);
-    bool there = false;
-
-    if (s == KVS_E_BUSY)
+    if (s != KVS_OK)
         return s;
-    for (region *const *g = r->ext; *g; g++)
-        if (region_forget(*g, key))
-            there = true;
-    return there ? KVS_OK : s;
-}
-
-/* The regions that may have copies of a namespace's blocks, looked for once for all keys; NULL behind the last.  NULL: no memory. */
-static region **regions_of(request *r, uint32_t ns)
-{
-    core *c = r->peer->core;
-    uint32_t n = 0;
-    region **all;
-
-    for (const region *g = c->regions; g; g = g->next)
-        n += g->ns == ns && g->slots;
-    all = request_alloc(r, (uint64_t)n + 1, sizeof(region *));
-    n = 0;
-    for (region *g = c->regions; all && g; g = g->next)
-        if (g->ns == ns && g->slots)
-            all[n++] = g;
-    return all;
+    for (uint32_t i = 0; i < q.n; i++)
+        results[i] = f(r->peer->core->dir, q.ns, keys + (size_t)i * WIRE_KEY_BYTES);
+    return put_results(r, event, q.ns, q.n, results);
 }
 
 kvs_status op_pin(request *r, wire_in *in, kvs_err *err)
 {
-    return each_key(r, in, err, "pin", pin_key);
+    return each_key(r, in, err, "pin", directory_pin);
 }
 
 kvs_status op_unpin(request *r, wire_in *in, kvs_err *err)
 {
-    return each_key(r, in, err, "unpin", unpin_key);
-}
-
-kvs_status op_drop(request *r, wire_in *in, kvs_err *err)
-{
-    wire_in head = *in;
-    wire_keys_req q;
-
-    wire_get_keys_req(&head, &q);
-    r->ext = regions_of(r, q.ns);
-    if (!r->ext)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "drop: no memory for the list of regions");
-    return each_key(r, in, err, "drop", drop_key);
+    return each_key(r, in, err, "unpin", directory_unpin);
 }
 
 static void log_reset(const request *r, const sweep *w, const char *event)
@@ -282,7 +246,7 @@ static void on_reset(core *c, sweep *w)
 }
 
 /* It is the next step that ends it: who calls still looks at the request. */
-static bool reset_stop(request *r, bool running)
+static bool sweep_stop(request *r, bool running)
 {
     sweep *w = r->ext;
 
@@ -296,7 +260,7 @@ static void nothing_known(request *r, bool untouched)
     (void)untouched;
 }
 
-static const request_ops reset_ops = {reset_stop, nothing_known};
+static const request_ops sweep_ops = {sweep_stop, nothing_known};
 
 kvs_status op_reset(request *r, wire_in *in, kvs_err *err)
 {
@@ -316,7 +280,7 @@ kvs_status op_reset(request *r, wire_in *in, kvs_err *err)
     w = request_alloc(r, 1, sizeof(*w));
     if (!w)
         return kvs_fail(err, KVS_E_NO_MEMORY, "reset: out of memory");
-    s = request_go(r, &reset_ops, err);
+    s = request_go(r, &sweep_ops, err);
     if (s != KVS_OK)
         return s;
     r->ext = w;
@@ -325,4 +289,83 @@ kvs_status op_reset(request *r, wire_in *in, kvs_err *err)
                  .ud = r};
     core_sweep(r->peer->core, w);
     return KVS_OK;
+}
+
+/* ---- drop ---- */
+
+static void on_dropped(core *c, sweep *w)
+{
+    request *r = w->ud;
+    kvs_err err = {0};
+
+    (void)c;
+    if (w->stopped)
+        r->outcome =
+            kvs_fail(&err, KVS_E_CANCELLED, "drop: stopped in the middle, devices may still hold some of the blocks");
+    else
+        r->outcome = put_results(r, "drop", w->keys.ns, w->n_named, w->results);
+    if (!r->answered) /* by its deadline, which stopped it */
+        request_answer(r, r->outcome, &err);
+    request_end(r);
+}
+
+/* Searches that a DROP of n keys takes in regions. */
+static uint64_t n_searches(const core *c, uint32_t ns, uint32_t n)
+{
+    uint64_t all = 0;
+
+    for (const region *g = c->regions; g; g = g->next)
+        all += g->ns == ns && g->n_keys > 0 ? n : 0;
+    return all;
+}
+
+static kvs_status drop_later(request *r, sweep *w, kvs_err *err)
+{
+    uint8_t *keys = request_alloc(r, w->n_named, WIRE_KEY_BYTES);
+
+    if (!keys)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "drop: out of memory");
+    memcpy(keys, w->named, (size_t)w->n_named * WIRE_KEY_BYTES);
+    w->named = keys;
+    r->ext = w;
+    return request_go(r, &sweep_ops, err);
+}
+
+/* From host memory at once; from regions later where that is many searches. */
+kvs_status op_drop(request *r, wire_in *in, kvs_err *err)
+{
+    core *c = r->peer->core;
+    wire_keys_req q;
+    const uint8_t *keys;
+    kvs_status *results;
+    kvs_status s = take_keys(r, in, &q, &keys, &results, err);
+    bool later;
+    sweep *w;
+
+    if (s != KVS_OK)
+        return s;
+    w = request_alloc(r, 1, sizeof(*w));
+    if (!w)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "drop: out of memory");
+    *w = (sweep){.keys = {.tenant = r->peer->tenant, .ns = q.ns},
+                 .named = keys,
+                 .results = results,
+                 .n_named = q.n,
+                 .region = c->regions,
+                 .begun = true,
+                 .on_end = on_dropped,
+                 .ud = r};
+    later = n_searches(c, q.ns, q.n) > SWEEP_STEP;
+    if (later)
+        s = drop_later(r, w, err);
+    if (s != KVS_OK)
+        return s;
+    for (uint32_t i = 0; i < q.n; i++)
+        results[i] = directory_drop(c->dir, q.ns, w->named + (size_t)i * WIRE_KEY_BYTES);
+    if (later) {
+        core_sweep(c, w);
+        return KVS_OK;
+    }
+    core_sweep_regions(w);
+    return put_results(r, "drop", q.ns, q.n, results);
 }

@@ -5,9 +5,9 @@
 #include "daemon/core.h"
 #include "tests/support/core_fixture.h"
 
-/* A RESET of many blocks: part by part, everybody else served in between, whatever becomes of who asked for it. */
+/* A RESET of many blocks, and a DROP of many keys: part by part, everybody else served in between, whatever becomes of who asked for it. */
 
-enum { BLOCKS = 5000, A_STEP = 1024, LIST = 1000 };
+enum { BLOCKS = 5000, A_STEP = SWEEP_STEP, LIST = 1000 };
 
 typedef struct world {
     fx f;
@@ -372,6 +372,130 @@ Test(sweep, a_region_that_closes_while_it_is_looked_at_is_left_out)
     fx_unmap(&first);
     fx_unmap(&second);
     fx_gone(&third);
+    fx_gone(&w.c);
+    stop(&w);
+}
+
+/* ---- a DROP of many keys from many regions ---- */
+
+enum { REGIONS = 6, NAMED = 400 };
+
+/* The keys 0..NAMED - 1 in each of the regions; the host pool has all but the first one. */
+static void keep_everywhere(world *w, fx_region g[REGIONS], region *r[REGIONS])
+{
+    for (int i = 0; i < REGIONS; i++) {
+        g[i] = fx_slots(&w->other, w->ns, NAMED);
+        r[i] = keep(&w->other, &g[i], NAMED);
+    }
+}
+
+static uint32_t n_kept(region *const r[REGIONS])
+{
+    uint32_t n = 0;
+
+    for (int i = 0; i < REGIONS; i++)
+        n += r[i]->n_keys;
+    return n;
+}
+
+static void unmap_all(fx_region g[REGIONS])
+{
+    for (int i = 0; i < REGIONS; i++)
+        fx_unmap(&g[i]);
+}
+
+Test(sweep, a_drop_of_many_keys_from_many_regions_goes_in_parts)
+{
+    enum { PINNED = 5 };
+    world w;
+    region *r[REGIONS];
+    fx_region g[REGIONS];
+    uint8_t key[32];
+    uint64_t id;
+    uint32_t had = REGIONS * NAMED, has;
+    wire_key_rep rep;
+    fx_answer a;
+
+    start(&w);
+    keep_everywhere(&w, g, r);
+    cr_assert_eq(fx_status(&w.c, WIRE_PIN, fx_keys_body(w.ns, PINNED, 1)), KVS_OK);
+    id = fx_send(&w.c, WIRE_DROP, fx_keys_body(w.ns, 0, NAMED));
+    cr_assert_eq(n_ready(&w), BLOCKS + 2 - (NAMED - 2), "from host memory at once, but for the pinned one");
+    cr_assert_eq(n_kept(r), had, "the rest not within the request");
+    for (; !fx_has_reply(&w.c, id); had = has) {
+        uint64_t ping = fx_send(&w.other, WIRE_PING, fx_new());
+
+        cr_assert(fx_has_reply(&w.other, ping));
+        one_turn(&w);
+        has = n_kept(r);
+        cr_assert_leq(had - has, A_STEP);
+    }
+    a = fx_wait(&w.c, id);
+    cr_assert_eq(a.status, KVS_E_PARTIAL);
+    wire_get_key_rep(&a.in, &rep);
+    cr_assert(rep.n == NAMED && rep.n_ok == NAMED - 1);
+    for (uint32_t i = 0; i < NAMED; i++)
+        cr_assert_eq(wire_get_u32(&a.in), i == PINNED ? KVS_E_BUSY : KVS_OK, "%u", i);
+    fx_done(&a);
+    cr_assert_eq(n_kept(r), REGIONS);
+    fx_key(key, PINNED);
+    for (int i = 0; i < REGIONS; i++)
+        cr_assert_neq(region_find(r[i], key), REGION_NONE);
+    unmap_all(g);
+    fx_gone(&w.c);
+    stop(&w);
+}
+
+Test(sweep, a_drop_of_few_searches_is_answered_at_once)
+{
+    world w;
+    region *r[REGIONS];
+    fx_region g[REGIONS];
+    uint64_t id;
+
+    start(&w);
+    keep_everywhere(&w, g, r);
+    id = fx_send(&w.c, WIRE_DROP, fx_keys_body(w.ns, 0, A_STEP / REGIONS)); /* 1,020 searches */
+    cr_assert(fx_has_reply(&w.c, id));
+    cr_assert_eq(n_kept(r), REGIONS * NAMED - A_STEP / REGIONS * REGIONS);
+    cr_assert_null(w.f.core->sweeps);
+    unmap_all(g);
+    fx_gone(&w.c);
+    stop(&w);
+}
+
+Test(sweep, a_drop_is_stopped_by_cancel_and_by_the_end_of_its_client_and_not_by_a_shutdown)
+{
+    world w;
+    fx_client third;
+    region *r[REGIONS];
+    fx_region g[REGIONS];
+    uint64_t id, cancel;
+    uint32_t has;
+    fx_answer a;
+
+    start(&w);
+    keep_everywhere(&w, g, r);
+    fx_client_open(&third, &w.f);
+    (void)fx_send(&third, WIRE_DROP, fx_keys_body(fx_ns(&third, "many"), 0, NAMED));
+    one_turn(&w);
+    fx_gone(&third);
+    has = n_kept(r);
+    cr_assert(has > 0 && has < REGIONS * NAMED);
+    id = fx_send(&w.c, WIRE_DROP, fx_keys_body(w.ns, 0, NAMED));
+    cancel = send_cancel(&w.c, id);
+    a = fx_wait(&w.c, id);
+    cr_assert_eq(a.status, KVS_E_CANCELLED);
+    fx_done(&a);
+    cr_assert_eq(wait_cancel(&w.c, cancel), WIRE_CANCEL_STOPPED);
+    cr_assert_eq(n_kept(r), has);
+    id = fx_send(&w.c, WIRE_DROP, fx_keys_body(w.ns, 0, NAMED));
+    core_drain(w.f.core);
+    cr_assert(!core_is_idle(w.f.core));
+    a = fx_wait(&w.c, id);
+    fx_done(&a);
+    cr_assert_eq(n_kept(r), 0);
+    unmap_all(g);
     fx_gone(&w.c);
     stop(&w);
 }

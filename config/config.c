@@ -14,8 +14,9 @@
 #include "config/value.h"
 
 enum {
-    FILE_MAX = 1 << 20, /* bytes; a config file is a few hundred */
-    SHOWN_PATH = 100    /* of a file name, its end, so that the reason still fits behind it */
+    BODIES_IN_MEMORY = 8, /* the largest ones, at least */
+    FILE_MAX = 1 << 20,   /* bytes; a config file is a few hundred */
+    SHOWN_PATH = 100      /* of a file name, its end, so that the reason still fits behind it */
 };
 
 void config_default(config *c)
@@ -158,6 +159,24 @@ static kvs_status check_paths(const config *c, kvs_err *err)
     return KVS_OK;
 }
 
+/* Each tenant has its part of it: the largest request must fit in, or it would be read only while others leave theirs unused. */
+static kvs_status check_memory(const config *c, kvs_err *err)
+{
+    char memory[OPTION_TEXT_BYTES], body[OPTION_TEXT_BYTES];
+    int64_t least = 0;
+
+    for (uint32_t i = 0; i < c->n_tenants; i++)
+        least += c->tenants[i].gone ? 0 : 2;
+    least = least < BODIES_IN_MEMORY ? BODIES_IN_MEMORY : least;
+    if (c->memory_bytes / c->max_body_bytes >= least)
+        return KVS_OK;
+    return kvs_fail(err, KVS_E_CONFIG,
+                    "limits.memory_bytes: %s is less than %" PRId64
+                    " times limits.max_body_bytes, %s (%d times, and twice for each tenant)",
+                    option_say_size(memory, c->memory_bytes), least, option_say_size(body, c->max_body_bytes),
+                    (int)BODIES_IN_MEMORY);
+}
+
 kvs_status config_check(const config *c, kvs_err *err)
 {
     const int64_t extent = c->pool_extent_bytes;
@@ -170,6 +189,8 @@ kvs_status config_check(const config *c, kvs_err *err)
     st = check_sizes("limits.out_high_bytes", c->out_high_bytes, "limits.out_max_bytes", c->out_max_bytes, err);
     if (st == KVS_OK)
         st = check_sizes("limits.max_body_bytes", c->max_body_bytes, "limits.out_max_bytes", c->out_max_bytes, err);
+    if (st == KVS_OK)
+        st = check_memory(c, err);
     if (st == KVS_OK)
         st = check_sizes("pool.extent_bytes", extent, "pool.max_bytes", c->pool_max_bytes, err);
     if (st == KVS_OK && c->pool_reserve_bytes != 0)

@@ -93,7 +93,8 @@ enum {
     SIZE(memory_bytes, "limits.memory_bytes", CONFIG_MIB(512), CONFIG_MIB(16), CONFIG_TIB(1), true,                    \
          "of all clients together: memory of requests in flight, of unsent replies and of large requests being read, " \
          "for each; above it those with more than an equal part are refused more, or not read.  Large requests that "  \
-         "stall while others wait for their memory are dropped")                                                       \
+         "stall while others wait for their memory are dropped.  At least 8 times max_body_bytes, and twice for each " \
+         "tenant")                                                                                                     \
     INT(write_timeout_ms, "limits.write_timeout_ms", 30000, 10, 3600000, "ms", true,                                   \
         "a client that reads nothing for this long is dropped")                                                        \
     INT(frame_timeout_ms, "limits.frame_timeout_ms", 10000, 10, 3600000, "ms", true,                                   \

@@ -408,6 +408,9 @@ Test(config, modes_are_octal_strings)
 
 /* ---- rules between keys ---- */
 
+#define MORE(name) "{\"name\": \"" name "\", \"path\": \"/" name "\"}"
+#define FOUR_MORE  MORE("b") "," MORE("c") "," MORE("d") "," MORE("e")
+
 Test(config, keys_that_contradict_each_other_are_refused)
 {
     static const bad BAD[] = {
@@ -416,6 +419,10 @@ Test(config, keys_that_contradict_each_other_are_refused)
          "limits.out_high_bytes: 33MiB is more than limits.out_max_bytes, 32MiB"},
         {"{\"limits\": {\"out_high_bytes\": \"64KiB\", \"out_max_bytes\": \"64KiB\"}}",
          "limits.max_body_bytes&more than limits.out_max_bytes"},
+        {"{\"limits\": {\"memory_bytes\": \"16MiB\", \"max_body_bytes\": \"2049KiB\"}}",
+         "limits.memory_bytes: 16MiB is less than 8 times limits.max_body_bytes, 2049KiB"},
+        {"{\"limits\": {\"memory_bytes\": \"16MiB\", \"max_body_bytes\": \"2MiB\"}, \"tenants\": [" FOUR_MORE "]}",
+         "limits.memory_bytes: 16MiB is less than 10 times limits.max_body_bytes, 2MiB&twice for each tenant"},
         {"{\"pool\": {\"extent_bytes\": \"1GiB\", \"max_bytes\": \"1MiB\"}}", "pool.extent_bytes&pool.max_bytes"},
         {"{\"pool\": {\"extent_bytes\": 4095}}", "pool.extent_bytes: 4095 bytes; must be 0 or at least 4096"},
         {"{\"socket\": {\"path\": \"/a\"}, \"admin\": {\"path\": \"/a\"}}", "admin.path&socket.path"},
@@ -425,6 +432,9 @@ Test(config, keys_that_contradict_each_other_are_refused)
 
     refuse_all(BAD, COUNT(BAD));
     (void)accept("{\"deadline\": {\"max_ms\": 30000}}");
+    (void)accept("{\"limits\": {\"memory_bytes\": \"16MiB\", \"max_body_bytes\": \"2MiB\"}}");
+    (void)accept("{\"limits\": {\"memory_bytes\": \"20MiB\", \"max_body_bytes\": \"2MiB\"}, \"tenants\": [" FOUR_MORE
+                 "]}");
     (void)accept("{\"pool\": {\"extent_bytes\": \"1GiB\", \"max_bytes\": \"1GiB\"}}");
     (void)accept("{\"socket\": {\"path\": \"/a/b\"}, \"admin\": {\"path\": \"/a/bc\"}}");
 }

@@ -8,6 +8,8 @@
 
 #include "config/json.h"
 #include "proto/ctl/clock.h"
+#include "proto/ctl/render.h"
+#include "proto/layout.h"
 
 enum { PAGE_KEYS = 4096, DROP_KEYS = 1024, EVENTS = 64, WATCH_STEP_MS = 200, RESET_MS = 60000 };
 
@@ -312,12 +314,40 @@ end:
 
 /* ---- reset ---- */
 
-static int show_reset(const ctl *c, const kvs_reset_result *r)
+/* The list of namespaces, and in it the one with that number; NULL if there is none.  *ret_doc is the caller's. */
+static const json_node *find_ns(kvs_client *client, uint64_t number, json **ret_doc)
+{
+    kvs_report_args a = {.section = KVS_SECTION_NAMESPACES, .ns = KVS_ALL};
+    const json_node *list, *row = NULL;
+    char *text = NULL;
+    size_t len = 0;
+
+    if (kvs_report_alloc(client, &a, &text, &len, 0, NULL) == KVS_OK &&
+        json_parse(text, len, ret_doc, NULL) == KVS_OK) {
+        list = json_member(json_root(*ret_doc), "namespaces");
+        row = list != NULL && json_type_of(list) == JSON_ARRAY ? json_first(list) : NULL;
+    }
+    while (row != NULL && number_of(row, "ns") != (int64_t)number)
+        row = json_next(row);
+    kvs_free(text);
+    return row;
+}
+
+/* Numbers are given anew in each life of a daemon: say whose blocks they were. */
+static int show_reset(const ctl *c, const json_node *ns, const kvs_reset_result *r)
 {
     int code = r->kept == 0 ? CTL_OK : CTL_REFUSED;
     json_writer *w;
 
     if (!c->json) {
+        char tenant[KVS_TAG_BYTES], model[KVS_TAG_BYTES];
+
+        (void)snprintf(tenant, sizeof tenant, "%s", ns != NULL ? text_of(ns, "tenant") : "");
+        (void)snprintf(model, sizeof model, "%s", ns != NULL ? text_of(ns, "model") : "");
+        render_tame(tenant);
+        render_tame(model);
+        if (ns != NULL)
+            (void)printf("namespace %" PRIu64 ", tenant %s, model %s: ", c->ns, tenant, model);
         (void)printf("dropped %" PRIu64 ", aborted %" PRIu64 " being written, ended %" PRIu64 " leases, kept %" PRIu64
                      " pinned%s\n",
                      r->dropped, r->aborted, r->leases, r->kept, r->kept ? " (--pinned drops them too)" : "");
@@ -325,6 +355,11 @@ static int show_reset(const ctl *c, const kvs_reset_result *r)
     }
     w = json_writer_create();
     json_begin_object(w, NULL);
+    if (ns != NULL) {
+        json_put_u64(w, "ns", c->ns);
+        json_put_string(w, "tenant", text_of(ns, "tenant"));
+        json_put_string(w, "model", text_of(ns, "model"));
+    }
     json_put_u64(w, "dropped", r->dropped);
     json_put_u64(w, "aborted", r->aborted);
     json_put_u64(w, "kept", r->kept);
@@ -338,18 +373,23 @@ int ctl_reset(const ctl *c)
     int code = CTL_OK;
     kvs_client *client = ctl_connect(c, &code);
     kvs_ns *ns = NULL;
+    const json_node *row = NULL;
+    json *doc = NULL;
     kvs_reset_result r = {0};
     kvs_err err = {0};
     kvs_status s = KVS_OK;
 
     if (client == NULL)
         return code;
-    if (c->ns != CTL_NO_NS)
+    if (c->ns != CTL_NO_NS) {
+        row = find_ns(client, c->ns, &doc);
         s = kvs_open_id(client, (uint32_t)c->ns, &ns, &err);
+    }
     if (s == KVS_OK)
         s = kvs_reset(client, ns, c->pinned ? KVS_RESET_PINNED : 0, &r,
                       c->timeout_ms != 0 ? (uint32_t)c->timeout_ms : RESET_MS, &err);
-    code = s == KVS_OK || s == KVS_E_PARTIAL ? show_reset(c, &r) : ctl_fail(c, "reset", s, &err);
+    code = s == KVS_OK || s == KVS_E_PARTIAL ? show_reset(c, row, &r) : ctl_fail(c, "reset", s, &err);
+    json_destroy(doc);
     kvs_close(client);
     return code;
 }

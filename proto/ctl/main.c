@@ -33,9 +33,12 @@ static const ctl_command COMMANDS[] = {
      "With --json: one document a line, for each event.\n", 0, ctl_watch},
     {"fsck", "", "recount everything and compare; exit 1 if a sum is wrong", "socket timeout-ms", "", 0, ctl_fsck},
     {"drop", "KEY...", "remove blocks of namespace --ns by key (64 hex digits)", "socket timeout-ms ns",
-     "Needs --ns, see 'kvstridectl namespaces'.  Exit 4 if one was not there or is in use.\n", 1 << 20, ctl_drop},
+     "Needs --ns, which is another after a restart: see 'kvstridectl namespaces'.  Exit 4 if one was not there or is "
+     "in use.\n",
+     1 << 20, ctl_drop},
     {"reset", "", "remove every block, or those of --ns", "socket timeout-ms ns pinned",
      "Pinned blocks stay (exit 4, if there are any) unless --pinned is given.\n"
+     "A namespace's number is another after a restart: take it from 'kvstridectl namespaces'.\n"
      "A reset that runs out of its --timeout-ms stops where it is: what is gone is gone, the rest stays.\n",
      0, ctl_reset},
     {"replay", "", "play a prefix trace and verify every loaded byte", "trace blocks socket layers tokens clients",

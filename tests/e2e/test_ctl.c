@@ -581,12 +581,15 @@ Test(ctl, reset_keeps_what_is_pinned_and_exits_4)
     SAYS(out, "  kept: leased or pinned\n");
     RUNS(4, "reset --ns 0 --socket %s", d.admin);
     SAYS(out, "kept 1 pinned (--pinned drops them too)");
+    RUNS(4, "reset --json --ns 0 --socket %s", d.admin);
+    SAYS(out, "\"ns\":0,\"tenant\":\"default\",\"model\":\"alpaca\",\"dropped\":0");
     RUNS(0, "reset --ns 0 --pinned --socket %s", d.admin);
-    SAYS(out, "dropped 1, ");
+    SAYS(out, "namespace 0, tenant default, model alpaca: dropped 1, ");
     RUNS(0, "ls --json --socket %s", d.admin);
     cr_assert_str_eq(ran.out, "[]\n");
     cr_assert_eq(daemon_log_count(&d, "info reset ns=all dropped=4 aborted=0 kept=1 leases=0 conn="), 1);
     cr_assert_eq(daemon_log_count(&d, "info reset ns=0 dropped=1 aborted=0 kept=0 leases=0 conn="), 1);
+    RUNS(4, "reset --ns 9 --socket %s", d.admin);
     cr_assert_eq(daemon_log_count(&d, " pin ns="), 0, "what clients do is no news");
     kvs_close(e.c);
 }

@@ -293,7 +293,8 @@ install: all install-kernels
 	install -m 644 proto/client/kvstride.h proto/client/kvstride_pack.h $(INC)
 	install -m 644 proto/status.h proto/layout.h proto/backend.h $(INC)/proto
 	install -m 644 proto/PROTOCOL.md $(DOC)
-	install -m 644 systemd/README.md $(DOC)/operating.md
+	sed 's|/usr/local/|$(PREFIX)/|g; s|PREFIX=/usr/local|PREFIX=$(PREFIX)|; s|the \[README\](../README.md)|the README of the source tree|' \
+	    systemd/README.md > $(DOC)/operating.md && chmod 644 $(DOC)/operating.md
 	install -m 644 systemd/examples/* config/kvstrided.schema.json $(DOC)/examples
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' proto/client/kvstride.pc.in > $(LIB)/pkgconfig/kvstride.pc
 	@$(put_config)

@@ -103,6 +103,8 @@ static kvs_status set_section(config *c, const json_node *section, kvs_err *err)
 
     if (strcmp(name, "tenants") == 0)
         return tenants_set(c, section, err);
+    if (strcmp(name, "$schema") == 0 && json_type_of(section) == JSON_STRING) /* for editors */
+        return KVS_OK;
     if (!is_section(name))
         return unknown_key("", name, err);
     if (json_type_of(section) != JSON_OBJECT)

@@ -346,6 +346,10 @@ kvs_status config_print_schema(FILE *to)
     json_put_string(w, "type", "object");
     json_put_bool(w, "additionalProperties", false);
     json_begin_object(w, "properties");
+    json_begin_object(w, "$schema");
+    json_put_string(w, "type", "string");
+    json_put_string(w, "description", "where this schema lies, for an editor; the daemon does not look");
+    json_end(w);
     each_section(w, &c, begin_closed_object, put_option_schema, end_closed_object);
     put_tenants_schema(w, &c);
     json_end(w);

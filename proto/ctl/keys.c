@@ -145,8 +145,8 @@ int ctl_ls(const ctl *c)
     while (s == KVS_OK && cursor != UINT64_MAX && !l.more && !ferror(stdout));
     if (c->json && (s == KVS_OK || l.shown > 0))
         (void)printf("%s]\n", l.shown == 0 ? "[" : "");
-    if (!c->json && s == KVS_OK)
-        show_titles(&l);
+    if (!c->json && s == KVS_OK && l.shown == 0)
+        (void)printf("none\n");
     plain.json = c->json && l.shown == 0; /* a list that has begun is the document */
     if (s != KVS_OK)
         code = ctl_fail(&plain, "ls", s, &err);

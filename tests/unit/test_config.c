@@ -297,7 +297,8 @@ Test(config, unknown_key_is_never_ignored)
         {"{\"pool\": {\"pool.max_bytes\": 8192}}", "unknown key"},
         {"{\"\": {}}", "\"\": unknown key"},
         {"{\"_comment\": \"x\"}", "\"_comment\": unknown key"},
-        {"{\"$schema\": \"x\"}", "unknown key"},
+        {"{\"$Schema\": \"x\"}", "unknown key"},
+        {"{\"pool\": {\"$schema\": \"x\"}}", "unknown key"},
         {"{\"a\\nb\": 1}", "\"a\\u000ab\": unknown key"},
         {"{\"pool\": {\"socket\": {}}}", "unknown key"},
     };
@@ -437,6 +438,8 @@ Test(config, keys_that_contradict_each_other_are_refused)
                  "]}");
     (void)accept("{\"pool\": {\"extent_bytes\": \"1GiB\", \"max_bytes\": \"1GiB\"}}");
     (void)accept("{\"socket\": {\"path\": \"/a/b\"}, \"admin\": {\"path\": \"/a/bc\"}}");
+    (void)accept("{\"$schema\": \"/usr/share/doc/kvstride/examples/kvstrided.schema.json\"}");
+    refuse("{\"$schema\": 7}", "$schema");
 }
 
 /* ---- files ---- */

@@ -71,22 +71,32 @@ static kvs_status open_tcp(http *h, const struct sockaddr *a, socklen_t len, con
     return s;
 }
 
-static kvs_status open_port(http *h, uint16_t port, kvs_err *err)
+static void close_tcp(http *h)
+{
+    while (h->n_doors > 0 && h->doors[h->n_doors - 1].tcp)
+        (void)close(h->doors[--h->n_doors].fd);
+}
+
+kvs_status http_open_port(http *h, uint16_t port, kvs_err *err)
 {
     struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons(port), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
     char name[32];
     kvs_status s;
 
+    if (port == 0)
+        return KVS_OK;
     (void)snprintf(name, sizeof name, "127.0.0.1:%u", port);
     s = open_tcp(h, (const struct sockaddr *)&v4, sizeof v4, name, false, err);
     (void)snprintf(name, sizeof name, "[::1]:%u", port);
     if (s == KVS_OK)
         s = open_tcp(h, (const struct sockaddr *)&v6, sizeof v6, name, true, err);
+    if (s != KVS_OK)
+        close_tcp(h);
     return s;
 }
 
-kvs_status http_open(http **ret, const char *path, mode_t mode, uint16_t port, kvs_err *err)
+kvs_status http_open(http **ret, const char *path, mode_t mode, kvs_err *err)
 {
     http *h = calloc(1, sizeof *h);
     kvs_status s;
@@ -98,15 +108,11 @@ kvs_status http_open(http **ret, const char *path, mode_t mode, uint16_t port, k
         h->places[i].fd = -1;
     h->socket = (listen_socket){.fd = -1, .lock_fd = -1};
     s = listen_open(&h->socket, path, mode, err);
-    if (s == KVS_OK) {
-        h->doors[h->n_doors++] = (door){.http = h, .fd = h->socket.fd};
-        if (port != 0)
-            s = open_port(h, port, err);
-    }
     if (s != KVS_OK) {
         http_stop(h);
         return s;
     }
+    h->doors[h->n_doors++] = (door){.http = h, .fd = h->socket.fd};
     *ret = h;
     return KVS_OK;
 }
@@ -366,9 +372,8 @@ void http_stop(http *h)
             (void)MHD_quiesce_daemon(d->mhd); /* the listening socket stays ours */
             MHD_stop_daemon(d->mhd);
         }
-        if (d->tcp)
-            (void)close(d->fd);
     }
+    close_tcp(h);
     listen_close(&h->socket);
     (void)pthread_mutex_destroy(&h->lock);
     free(h);

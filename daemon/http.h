@@ -4,7 +4,7 @@
 /* HTTP: metrics, health and a status page, for whoever can open the socket.  Only GET and HEAD, nothing changes anything.
  *
  * Knows paths, answers and limits.  Does not know what the numbers mean, or the loop.
- * Threads: open on the main thread before any other exists; start, check, stop on the loop; answers on threads of
+ * Threads: open and open_port on the main thread before any other exists; start, check, stop on the loop; answers on threads of
  * libmicrohttpd, one a socket, which the loop never waits for except in stop.
  * Owns its sockets and threads; borrows the board.
  *
@@ -32,8 +32,11 @@ enum {
 
 typedef struct http http;
 
-/* Bind the UNIX socket, and port (0: none) on 127.0.0.1 and ::1.  All or nothing.  Failures: see listen_open. */
-kvs_status http_open(http **ret, const char *path, mode_t mode, uint16_t port, kvs_err *err);
+/* Bind the UNIX socket.  Failures: see listen_open. */
+kvs_status http_open(http **ret, const char *path, mode_t mode, kvs_err *err);
+/* Bind `port` on 127.0.0.1 and ::1 besides, before http_start; 0: none.  Both or neither: after a failure (E_BUSY: taken;
+ * E_SYS) the UNIX socket serves alone. */
+kvs_status http_open_port(http *h, uint16_t port, kvs_err *err);
 kvs_status http_start(http *h, board *b, kvs_err *err);
 /* Every few seconds, with HTTP_WHOLE_US: ends connections that have had their time.  Never blocks. */
 void http_check(http *h, uint64_t whole_us);

@@ -59,6 +59,7 @@ typedef struct app {
     metrics_edge edge;
     board *board; /* NULL: no metrics */
     http *http;
+    bool has_port; /* http serves metrics.port too */
 } app;
 
 static void log_failure(const char *event, const kvs_err *err)
@@ -239,11 +240,15 @@ static void keep_config(const app *a)
 
 static void become_ready(app *a)
 {
+    char port[16] = "-";
+
     a->state = SERVING;
     tell_ready(a);
     keep_config(a);
-    log_event(LOG_LEVEL_INFO, "ready", " socket=%s admin=%s metrics=%s", a->config.socket_path, a->config.admin_path,
-              a->http != NULL ? a->config.metrics_path : "-");
+    if (a->http != NULL && a->has_port)
+        (void)snprintf(port, sizeof port, "%lld", (long long)a->config.metrics_port);
+    log_event(LOG_LEVEL_INFO, "ready", " socket=%s admin=%s metrics=%s metrics_port=%s", a->config.socket_path,
+              a->config.admin_path, a->http != NULL ? a->config.metrics_path : "-", port);
 }
 
 /* Once each turn of the loop: has something happened that changes the state? */
@@ -291,23 +296,37 @@ static void on_heartbeat(uv_timer_t *t)
 }
 
 /* A cache that cannot be watched is better than none: one line says so. */
-static void metrics_failed(app *a, const kvs_err *err)
+static void log_metrics(const char *event, const kvs_err *err, const char *more)
 {
     char text[2 * KVS_ERR_MSG_BYTES];
 
-    log_event(LOG_LEVEL_WARN, "no_metrics", " status=%s msg=%s", kvs_status_name(err->status),
-              log_quote(text, sizeof text, err->msg, strlen(err->msg)));
+    log_event(LOG_LEVEL_WARN, event, " status=%s msg=%s%s", kvs_status_name(err->status),
+              log_quote(text, sizeof text, err->msg, strlen(err->msg)), more);
+}
+
+static void metrics_failed(app *a, const kvs_err *err)
+{
+    log_metrics("no_metrics", err, "");
     http_stop(a->http);
     a->http = NULL;
 }
 
 static void open_metrics(app *a)
 {
+    const config *c = &a->config;
     kvs_err err;
 
-    if (a->config.metrics_enabled && http_open(&a->http, a->config.metrics_path, (mode_t)a->config.metrics_mode,
-                                               (uint16_t)a->config.metrics_port, &err) != KVS_OK)
+    if (!c->metrics_enabled)
+        return;
+    if (http_open(&a->http, c->metrics_path, (mode_t)c->metrics_mode, &err) != KVS_OK) {
         metrics_failed(a, &err);
+        return;
+    }
+    a->has_port = c->metrics_port != 0;
+    if (http_open_port(a->http, (uint16_t)c->metrics_port, &err) != KVS_OK) {
+        a->has_port = false;
+        log_metrics("no_metrics_port", &err, " hint=\"the UNIX socket serves them all the same\"");
+    }
 }
 
 static void start_metrics(app *a)

@@ -1,12 +1,14 @@
 /* What the real daemon says of itself: exact counts, sums that agree, bounded series, and no wrong word at any time. */
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -607,14 +609,48 @@ Test(metrics, leave_the_daemon_serving_where_their_socket_cannot_be_made)
 {
     char set[160], where[160];
 
-    (void)snprintf(where, sizeof where, " metrics=%s\n", d.metrics);
+    (void)snprintf(where, sizeof where, " metrics=%s metrics_port=-\n", d.metrics);
     cr_assert(daemon_wait_log(&d, where, 1, 5000), "where they are, when it is ready");
     cr_assert_eq(daemon_stop(&d, SIGTERM), 0);
     (void)snprintf(set, sizeof set, "metrics.path=%s/none/m.sock", d.dir);
     daemon_spawn(&d, (const char *[]){"--set", set, NULL});
     cr_assert(daemon_wait_notified(&d, "READY=1", 20000));
     cr_assert_eq(daemon_log_count(&d, "warn no_metrics"), 1);
-    cr_assert(daemon_wait_log(&d, " metrics=-\n", 1, 5000));
+    cr_assert(daemon_wait_log(&d, " metrics=- metrics_port=-\n", 1, 5000));
+}
+
+/* Symptom: a port that another program had turned off the UNIX socket too. */
+Test(metrics, are_at_their_socket_where_their_port_is_taken_and_at_the_port_once_it_is_free)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), code;
+    char set[64], says[256], *text;
+    socklen_t len = sizeof a;
+
+    cr_assert(bind(fd, (const struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 1) == 0);
+    cr_assert_eq(getsockname(fd, (struct sockaddr *)&a, &len), 0);
+    (void)snprintf(set, sizeof set, "metrics.port=%u", ntohs(a.sin_port));
+    cr_assert_eq(daemon_stop(&d, SIGTERM), 0);
+    daemon_spawn(&d, (const char *[]){"--set", set, NULL});
+    cr_assert(daemon_wait_notified(&d, "READY=1", 20000));
+    text = http_get(d.metrics, "/readyz", &code);
+    cr_assert_not_null(text);
+    cr_assert_eq(code, 200, "%s", text);
+    free(text);
+    (void)snprintf(says, sizeof says,
+                   "warn no_metrics_port status=E_BUSY msg=\"metrics.port: 127.0.0.1:%u: Address already in use\" "
+                   "hint=\"the UNIX socket serves them all the same\"\n",
+                   ntohs(a.sin_port));
+    cr_assert_eq(daemon_log_count(&d, says), 1);
+    cr_assert_eq(daemon_log_count(&d, "warn no_metrics "), 0);
+    (void)snprintf(says, sizeof says, " metrics=%s metrics_port=-\n", d.metrics);
+    cr_assert(daemon_wait_log(&d, says, 2, 5000), "with the daemon of before");
+    (void)close(fd);
+    cr_assert_eq(daemon_stop(&d, SIGTERM), 0);
+    daemon_spawn(&d, (const char *[]){"--set", set, NULL});
+    cr_assert(daemon_wait_notified(&d, "READY=1", 20000));
+    (void)snprintf(says, sizeof says, " metrics=%s metrics_port=%u\n", d.metrics, ntohs(a.sin_port));
+    cr_assert(daemon_wait_log(&d, says, 1, 5000));
 }
 
 Test(metrics, cost_an_idle_daemon_next_to_nothing)

@@ -53,7 +53,7 @@ static void begin(void)
     (void)snprintf(dir, sizeof dir, "/tmp/kvs-http-XXXXXX");
     cr_assert_not_null(mkdtemp(dir));
     (void)snprintf(path, sizeof path, "%s/m", dir);
-    cr_assert_eq(http_open(&h, path, 0660, 0, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(http_open(&h, path, 0660, &err), KVS_OK, "%s", err.msg);
     cr_assert_eq(board_create(&b, (work_sink){post, &loop, NULL}, fill, &loop, &err), KVS_OK, "%s", err.msg);
     cr_assert_eq(http_start(h, b, &err), KVS_OK, "%s", err.msg);
 }
@@ -275,7 +275,7 @@ Test(http_start, says_why_there_is_no_server)
 
     begin();
     http_stop(h);
-    cr_assert_eq(http_open(&h, path, 0660, 0, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(http_open(&h, path, 0660, &err), KVS_OK, "%s", err.msg);
     next = dup(STDIN_FILENO);
     (void)close(next);
     cr_assert_eq(getrlimit(RLIMIT_NOFILE, &all), 0);
@@ -301,6 +301,33 @@ static uint16_t free_port(void)
     return ntohs(a.sin_port);
 }
 
+/* Taken on ::1 only: 127.0.0.1 is given back too, and the UNIX socket answers. */
+Test(http_port, is_had_on_both_addresses_or_neither)
+{
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    int fd = socket(AF_INET6, SOCK_STREAM, 0), four;
+    socklen_t len = sizeof v6;
+    kvs_err err;
+
+    if (fd < 0 || bind(fd, (const struct sockaddr *)&v6, sizeof v6) != 0)
+        cr_skip_test("no ::1 here");
+    cr_assert(listen(fd, 1) == 0 && getsockname(fd, (struct sockaddr *)&v6, &len) == 0);
+    begin();
+    http_stop(h);
+    cr_assert_eq(http_open(&h, path, 0600, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(http_open_port(h, ntohs(v6.sin6_port), &err), KVS_E_BUSY);
+    cr_assert_not_null(strstr(err.msg, "metrics.port: [::1]:"), "%s", err.msg);
+    cr_assert_eq(http_start(h, b, &err), KVS_OK, "%s", err.msg);
+    expect("/readyz", 200, "ready");
+    four = socket(AF_INET, SOCK_STREAM, 0);
+    v4.sin_port = v6.sin6_port;
+    cr_assert_neq(connect(four, (const struct sockaddr *)&v4, sizeof v4), 0, "127.0.0.1 answers");
+    (void)close(four);
+    (void)close(fd);
+    end();
+}
+
 Test(http_port, is_on_the_loopback_only_and_answers_to_its_names_only)
 {
     static const struct {
@@ -317,13 +344,16 @@ Test(http_port, is_on_the_loopback_only_and_answers_to_its_names_only)
 
     begin();
     http_stop(h);
-    cr_assert_eq(http_open(&h, path, 0600, port, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(http_open(&h, path, 0600, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(http_open_port(h, port, &err), KVS_OK, "%s", err.msg);
     cr_assert_eq(http_start(h, b, &err), KVS_OK, "%s", err.msg);
     (void)snprintf(out, sizeof out, "%s/n", dir);
-    cr_assert_eq(http_open(&other, out, 0600, port, &err), KVS_E_BUSY);
+    cr_assert_eq(http_open(&other, out, 0600, &err), KVS_OK, "%s", err.msg);
+    cr_assert_eq(http_open_port(other, port, &err), KVS_E_BUSY);
     (void)snprintf(command, sizeof command, "metrics.port: 127.0.0.1:%u: Address already in use", port);
     cr_assert_str_eq(err.msg, command);
-    cr_assert_neq(access(out, F_OK), 0, "a failure leaves nothing behind");
+    http_stop(other);
+    cr_assert_neq(access(out, F_OK), 0, "the socket's file is left");
     /* Every address that is listened on, from the kernel. */
     (void)snprintf(command, sizeof command,
                    "cat /proc/self/net/tcp /proc/self/net/tcp6 | awk '$2 ~ /:%04X$/ && $4 == \"0A\" {print $2}'", port);

@@ -18,16 +18,26 @@ static kvs_status fail_sys(kvs_err *err, const char *what, const char *path)
     return kvs_fail(err, KVS_E_SYS, "%s %s: %s", what, path, strerror(e));
 }
 
-/* What is wrong with the folder of `path`, by errno, and what helps. */
+/* The folder that the service's tmpfiles.d makes, and no other. */
+static bool is_in_service_folder(const char *path)
+{
+    static const char FOLDER[] = "/run/kvstrided/";
+
+    return strncmp(path, FOLDER, sizeof FOLDER - 1) == 0 && strchr(path + sizeof FOLDER - 1, '/') == NULL;
+}
+
+/* What is wrong with the folder of `path`, by errno, and what helps.  Short: with the key of a tenant in front, and the
+ * longest path, it still fits a message. */
 static kvs_status fail_folder(kvs_err *err, const char *path)
 {
     int e = errno;
 
+    if (e == ENOENT && is_in_service_folder(path))
+        return kvs_fail(err, KVS_E_SYS, "folder of socket %s: %s; systemd-tmpfiles --create makes it", path,
+                        strerror(e));
     if (e == ENOENT)
-        return kvs_fail(err, KVS_E_SYS,
-                        "folder of socket %s: No such file or directory; make it (systemd-tmpfiles --create does, for "
-                        "the default), or choose another path",
-                        path);
+        return kvs_fail(err, KVS_E_SYS, "folder of socket %s: %s; make it, and let user %u make files in it", path,
+                        strerror(e), (unsigned)geteuid());
     if (e == EACCES || e == EPERM || e == EROFS)
         return kvs_fail(err, KVS_E_SYS, "folder of socket %s: %s; user %u must be able to make files in it", path,
                         strerror(e), (unsigned)geteuid());
@@ -138,7 +148,7 @@ static kvs_status look_there(const struct sockaddr_un *a, bool *ret_stale, kvs_e
     e = probe(a);
     if (e == EISCONN || e == EAGAIN || e == EPROTOTYPE)
         return kvs_fail(err, KVS_E_BUSY, "socket %s: another program is listening there%s", path,
-                        e == EAGAIN ? " (its backlog is full)" : "");
+                        e == EAGAIN ? ", backlog full" : "");
     if (e != 0)
         return kvs_fail(err, KVS_E_SYS, "socket %s: cannot tell whether a daemon is there: %s", path, strerror(e));
     *ret_stale = true;

@@ -28,7 +28,7 @@
 #include "daemon/request.h"
 #include "daemon/server.h"
 
-enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024, NOTE_BYTES = 256, HEARTBEAT_MS = 2000 };
+enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024, NOTE_BYTES = KVS_ERR_MSG_BYTES + 32, HEARTBEAT_MS = 2000 };
 
 enum app_state { STARTING, SERVING, DRAINING, CLOSING, STOPPED };
 
@@ -461,7 +461,7 @@ static kvs_status reload(void *ud, bool dry_run, json_writer *w, kvs_err *err)
     metrics_count(&a->edge.reloads, s == KVS_OK ? "applied" : "refused", 1);
     if (s != KVS_OK) {
         log_failure("reload_refused", err);
-        (void)snprintf(a->note, sizeof a->note, "reload refused: %.200s", err->msg);
+        (void)snprintf(a->note, sizeof a->note, "reload refused: %s", err->msg);
     }
     if (a->state == SERVING && report_is_due(a))
         notify_status(&a->notify, a->report.line);
@@ -674,7 +674,7 @@ static int serve(app *a)
         log_failure("config_refused", &err);
         log_event(LOG_LEVEL_ERROR, "old_config", " file=%s msg=\"the last accepted configuration is in use\"",
                   a->options.accepted_path);
-        (void)snprintf(a->note, sizeof a->note, "%.200s", err.msg);
+        (void)snprintf(a->note, sizeof a->note, "%s", err.msg);
     }
     log_set_level(level_of(a->config.log_level));
     process_raise_fds();

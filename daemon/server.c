@@ -360,21 +360,24 @@ static void close_listener(server *s, unsigned which)
 }
 
 /* ---- a reload ---- */
-/* Of a tenant that has no socket yet: why it cannot have this one, while what we hold now is held. */
+/* Of a tenant that has no socket yet: is it one of those that we hold now? */
 static kvs_status check_free(const server *s, const char *path, kvs_err *err)
 {
     for (unsigned i = 0; i <= CONFIG_MAX_TENANTS; i++)
         if (s->listeners[i] != NULL && strcmp(s->listeners[i]->socket.path, path) == 0)
             return kvs_fail(err, KVS_E_BUSY, "%s is that of tenant %s until another reload has taken it out", path,
                             name_of(s->listeners[i]));
-    return listen_check(path, err);
+    return KVS_OK;
 }
 
 static kvs_status prepare_tenant(server *s, uint32_t t, const config_tenant *x, bool dry_run, kvs_err *err)
 {
     kvs_err why = {0};
     kvs_status st = check_free(s, x->path, &why);
+    bool is_ours = st != KVS_OK;
 
+    if (st == KVS_OK)
+        st = listen_check(x->path, &why);
     if (st == KVS_OK && !dry_run)
         st = open_listener(s, t + 1, -1, x->path, (mode_t)x->mode, &why);
     if (st == KVS_OK && !dry_run) {
@@ -382,8 +385,8 @@ static kvs_status prepare_tenant(server *s, uint32_t t, const config_tenant *x, 
         st = start_listener(s, s->listeners[t + 1], &why);
     }
     if (st != KVS_OK)
-        return kvs_fail(err, st, "tenants.%s.path: %.110s%s", x->name, why.msg,
-                        st == KVS_E_BUSY ? " (a socket unit hands it over at a restart)" : "");
+        return kvs_fail(err, st, "tenants.%s.path: %s%s", x->name, why.msg,
+                        st == KVS_E_BUSY && !is_ours ? " (a socket unit hands it over at a restart)" : "");
     return st;
 }
 

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 #include "daemon/conn.h"
@@ -499,5 +500,60 @@ Test(server, what_was_prepared_for_nothing_is_closed_again)
     (void)snprintf(next.tenants[2].path, sizeof next.tenants[2].path, "%s/s", dir);
     cr_assert_eq(server_prepare(srv, &next, false, &err), KVS_E_BUSY);
     cr_assert_not_null(strstr(err.msg, "is that of tenant default"), "%s", err.msg);
+    cr_assert_null(strstr(err.msg, "socket unit"), "it is ours: %s", err.msg);
+    end();
+}
+
+/* A name and a path as long as they may be. */
+static config_tenant *add_long_tenant(config *c, const char *folder)
+{
+    config_tenant *t = &c->tenants[c->n_tenants];
+
+    add_tenant(c, "n");
+    memset(t->name, 'n', sizeof t->name - 1);
+    t->name[sizeof t->name - 1] = '\0';
+    memset(t->path, 'x', LISTEN_PATH_MAX);
+    memcpy(t->path, folder, strlen(folder));
+    t->path[strlen(folder)] = '/';
+    t->path[LISTEN_PATH_MAX] = '\0';
+    return t;
+}
+
+/* Symptom: "make it (systemd-tmpfiles --create does, for th". */
+Test(server, says_to_its_end_why_a_tenant_cannot_have_its_socket)
+{
+    static config next;
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), more[8], n = 0;
+    const config_tenant *t;
+    kvs_err err = {0};
+    char says[512];
+
+    begin();
+    next = cfg;
+    t = add_long_tenant(&next, "/nodir");
+    cr_assert_eq(server_prepare(srv, &next, false, &err), KVS_E_SYS);
+    (void)snprintf(says, sizeof says,
+                   "tenants.%s.path: folder of socket %s: No such file or directory; make it, and let user %u make "
+                   "files in it",
+                   t->name, t->path, (unsigned)geteuid());
+    cr_assert_str_eq(err.msg, says);
+    next = cfg;
+    t = add_long_tenant(&next, dir);
+    memcpy(a.sun_path, t->path, strlen(t->path));
+    cr_assert(bind(fd, (const struct sockaddr *)&a, sizeof a) == 0 && listen(fd, 0) == 0);
+    do
+        more[n] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    while (connect(more[n++], (const struct sockaddr *)&a, sizeof a) == 0 && n < 8);
+    cr_assert_eq(server_prepare(srv, &next, false, &err), KVS_E_BUSY);
+    (void)snprintf(says, sizeof says,
+                   "tenants.%s.path: socket %s: another program is listening there, backlog full (a socket unit hands "
+                   "it over at a restart)",
+                   t->name, t->path);
+    cr_assert_str_eq(err.msg, says);
+    while (n > 0)
+        (void)close(more[--n]);
+    (void)close(fd);
+    cr_assert_eq(unlink(t->path), 0);
     end();
 }

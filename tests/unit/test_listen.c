@@ -107,7 +107,7 @@ Test(listen, says_what_is_wrong_with_the_folder_and_who_must_be_let_in)
 {
     kvs_err err = {0};
     listen_socket l;
-    char inside[96];
+    char inside[128];
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
 
     (void)close(fd);
@@ -117,7 +117,10 @@ Test(listen, says_what_is_wrong_with_the_folder_and_who_must_be_let_in)
     cr_assert_eq(strncmp(err.msg, "folder of socket ", 17), 0, "%s", err.msg);
     cr_assert_eq(unlink(path), 0);
     cr_assert_eq(listen_open(&l, "/nonexistent-folder/x.sock", 0600, &err), KVS_E_SYS);
-    cr_assert_not_null(strstr(err.msg, "x.sock: No such file or directory; make it"), "%s", err.msg);
+    (void)snprintf(inside, sizeof inside,
+                   "x.sock: No such file or directory; make it, and let user %u make files in it", (unsigned)geteuid());
+    cr_assert_not_null(strstr(err.msg, inside), "%s", err.msg);
+    cr_assert_null(strstr(err.msg, "tmpfiles"), "it does not make this one");
     cr_assert_eq(chmod(dir, 0500), 0);
     if (getuid() == 0)
         cr_assert_eq(seteuid(65534), 0);
@@ -126,6 +129,21 @@ Test(listen, says_what_is_wrong_with_the_folder_and_who_must_be_let_in)
     if (getuid() == 0)
         cr_assert_eq(seteuid(0), 0);
     cr_assert_not_null(strstr(err.msg, inside), "%s", err.msg);
+}
+
+Test(listen, names_what_makes_the_folder_of_the_service_and_of_no_other)
+{
+    kvs_err err = {0};
+
+    cr_assert_eq(listen_check("/run/kvstrided/no-folder/x.sock", &err), KVS_E_SYS);
+    cr_assert_null(strstr(err.msg, "tmpfiles"), "%s", err.msg);
+    cr_assert_eq(listen_check("/run/kvstrided-no-folder/x.sock", &err), KVS_E_SYS);
+    cr_assert_null(strstr(err.msg, "tmpfiles"), "%s", err.msg);
+    if (access("/run/kvstrided", F_OK) == 0)
+        cr_skip_test("the service is installed here");
+    cr_assert_eq(listen_check("/run/kvstrided/x.sock", &err), KVS_E_SYS);
+    cr_assert_str_eq(err.msg, "folder of socket /run/kvstrided/x.sock: No such file or directory; "
+                              "systemd-tmpfiles --create makes it");
 }
 
 Test(listen, removes_socket_and_lock_when_it_closes_and_only_once)

@@ -99,9 +99,12 @@ static kvs_status open_file(int dir_fd, const char *dir, const char *name, int *
     *ret_existed = fd >= 0;
     if (fd < 0 && errno == ENOENT)
         fd = openat(dir_fd, name, flags | O_CREAT | O_EXCL, 0600);
+    if (fd < 0 && errno == EACCES)
+        return kvs_fail(err, KVS_E_CONFIG, "pool.path: %.150s/%s: %s; user %lu must own the folder, and what is in it",
+                        dir, name, strerror(errno), (unsigned long)geteuid());
     if (fd < 0)
-        return kvs_fail(err, errno == ELOOP || errno == EACCES ? KVS_E_CONFIG : KVS_E_SYS, "pool.path: %.150s/%s: %s",
-                        dir, name, strerror(errno));
+        return kvs_fail(err, errno == ELOOP ? KVS_E_CONFIG : KVS_E_SYS, "pool.path: %.150s/%s: %s", dir, name,
+                        strerror(errno));
     *ret = fd;
     if (fstat(fd, &st) != 0)
         return kvs_fail(err, KVS_E_SYS, "pool.path: %.150s/%s: %s", dir, name, strerror(errno));
@@ -117,6 +120,22 @@ static kvs_status open_file(int dir_fd, const char *dir, const char *name, int *
     return KVS_OK;
 }
 
+/* The folder cannot be opened: why, and what helps. */
+static kvs_status fail_dir(kvs_err *err, const char *dir)
+{
+    const unsigned long user = geteuid();
+    int e = errno;
+
+    if (e == ENOENT)
+        return kvs_fail(err, KVS_E_CONFIG,
+                        "pool.path: %.110s: %s; make it, on a tmpfs, with mode 0700, for user %lu to own", dir,
+                        strerror(e), user);
+    if (e == EACCES)
+        return kvs_fail(err, KVS_E_CONFIG, "pool.path: %.110s: %s; user %lu must own it, and may enter all above it",
+                        dir, strerror(e), user);
+    return kvs_fail(err, KVS_E_CONFIG, "pool.path: %.150s: %s", dir, strerror(e));
+}
+
 static kvs_status open_dir(persist *m, const char *dir, kvs_err *err)
 {
     bool had_arena = false, had_table = false;
@@ -124,7 +143,7 @@ static kvs_status open_dir(persist *m, const char *dir, kvs_err *err)
     kvs_status s;
 
     if (fd < 0)
-        return kvs_fail(err, KVS_E_CONFIG, "pool.path: %.150s: %s", dir, strerror(errno));
+        return fail_dir(err, dir);
     s = check_dir(fd, dir, err);
     if (s == KVS_OK)
         s = open_file(fd, dir, PERSIST_TABLE, &m->table_fd, &had_table, err);
@@ -138,7 +157,8 @@ static kvs_status open_dir(persist *m, const char *dir, kvs_err *err)
 
 /* ---- open and close ---- */
 
-static kvs_status lock_table(const persist *m, kvs_err *err)
+/* dir: "" for none. */
+static kvs_status lock_table(const persist *m, const char *dir, kvs_err *err)
 {
     struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
 
@@ -149,7 +169,12 @@ static kvs_status lock_table(const persist *m, kvs_err *err)
     l.l_type = F_WRLCK;
     if (fcntl(m->table_fd, F_GETLK, &l) != 0 || l.l_type == F_UNLCK)
         l.l_pid = 0;
-    return kvs_fail(err, KVS_E_BUSY, PERSIST_TABLE ": process %ld writes it", (long)l.l_pid);
+    if (dir[0] != '\0')
+        return kvs_fail(err, KVS_E_BUSY,
+                        "pool.path: %.110s/" PERSIST_TABLE
+                        ": process %ld writes it; each daemon needs a folder of its own",
+                        dir, (long)l.l_pid);
+    return kvs_fail(err, KVS_E_BUSY, PERSIST_TABLE " (handed over): process %ld writes it", (long)l.l_pid);
 }
 
 kvs_status persist_open(persist *ret, const char *dir, int arena_fd, int table_fd, kvs_err *err)
@@ -169,7 +194,7 @@ kvs_status persist_open(persist *ret, const char *dir, int arena_fd, int table_f
         s = open_passed(&m, arena_fd, table_fd, err);
     }
     if (s == KVS_OK)
-        s = lock_table(&m, err);
+        s = lock_table(&m, dir, err);
     if (s == KVS_OK)
         *ret = m;
     else

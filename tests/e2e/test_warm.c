@@ -531,7 +531,8 @@ Test(warm, refuses_to_run_beside_another_daemon_on_the_same_memory)
     (void)snprintf(socket, sizeof socket, "%s/other.sock", b.d.dir);
     (void)snprintf(admin, sizeof admin, "%s/other-admin.sock", b.d.dir);
     cr_assert_eq(daemon_run(&b.d, args, out, sizeof out), 75, "%s", out);
-    cr_assert_not_null(strstr(out, "writes it"), "%s", out);
+    cr_assert_not_null(strstr(out, "/kvs-table: process "), "%s", out);
+    cr_assert_not_null(strstr(out, " writes it; each daemon needs a folder of its own"), "%s", out);
     cr_assert_eq(readable(&b, 1, 2), 2);
     finish(&b);
 }

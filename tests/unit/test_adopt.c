@@ -728,7 +728,7 @@ static void in_dir(const char *dir, const char *name, char ret[128])
 
 Test(persist_open, lets_one_process_write)
 {
-    char dir[] = "/dev/shm/kvs-adopt-XXXXXX", path[128], msg[KVS_ERR_MSG_BYTES] = "";
+    char dir[] = "/dev/shm/kvs-adopt-XXXXXX", path[128], msg[KVS_ERR_MSG_BYTES] = "", busy[KVS_ERR_MSG_BYTES];
     kvs_err err = {0};
     persist m;
     int status;
@@ -737,9 +737,12 @@ Test(persist_open, lets_one_process_write)
     cr_assert_not_null(mkdtemp(dir));
     cr_assert_eq(persist_open(&m, dir, -1, -1, &err), KVS_OK, "%s", err.msg);
     cr_assert_not(m.survived);
+    (void)snprintf(busy, sizeof busy,
+                   "pool.path: %s/kvs-table: process %d writes it; each daemon needs a folder of its own", dir,
+                   (int)getpid());
     pid = fork();
     if (pid == 0)
-        _exit(open_in_child(dir, msg) == KVS_E_BUSY && strstr(msg, "process") != NULL ? 0 : 1);
+        _exit(open_in_child(dir, msg) == KVS_E_BUSY && strcmp(msg, busy) == 0 ? 0 : 1);
     cr_assert(waitpid(pid, &status, 0) == pid && status == 0, "a second writer was let in");
     persist_close(&m);
     cr_assert_eq(persist_open(&m, dir, -1, -1, &err), KVS_OK, "%s", err.msg);
@@ -781,6 +784,43 @@ Test(persist_open, refuses_folders_and_files_that_are_not_as_they_must_be)
     cr_assert_eq(chmod(dir, 0777), 0);
     cr_assert_eq(open_in_child(dir, msg), KVS_E_CONFIG);
     cr_assert(strstr(msg, "0777") != NULL, "%s", msg);
+    cr_assert_eq(rmdir(dir), 0);
+}
+
+Test(persist_open, says_who_must_own_the_folder)
+{
+    char dir[] = "/dev/shm/kvs-adopt-XXXXXX", path[128], msg[KVS_ERR_MSG_BYTES], says[KVS_ERR_MSG_BYTES], longest[108];
+    const unsigned user = getuid() == 0 ? 65534 : getuid();
+
+    memset(longest, 'x', sizeof longest - 1);
+    memcpy(longest, "/dev/shm/", 9);
+    longest[sizeof longest - 1] = '\0';
+    cr_assert_eq(open_in_child(longest, msg), KVS_E_CONFIG);
+    (void)snprintf(says, sizeof says,
+                   "pool.path: %s: No such file or directory; make it, on a tmpfs, with mode 0700, for user %u to own",
+                   longest, (unsigned)geteuid());
+    cr_assert_str_eq(msg, says);
+    cr_assert_not_null(mkdtemp(dir));
+    in_dir(dir, "below", path);
+    cr_assert_eq(mkdir(path, 0700), 0);
+    cr_assert_eq(chmod(dir, 0), 0);
+    if (getuid() == 0)
+        cr_assert_eq(seteuid(user), 0);
+    cr_assert_eq(open_in_child(path, msg), KVS_E_CONFIG);
+    (void)snprintf(says, sizeof says,
+                   "pool.path: %s: Permission denied; user %u must own it, and may enter all above it", path, user);
+    cr_assert_str_eq(msg, says);
+    cr_assert_eq(seteuid(getuid()), 0);
+    cr_assert_eq(chmod(dir, 0555), 0);
+    cr_assert_eq(seteuid(user), 0);
+    cr_assert_eq(open_in_child(dir, msg), KVS_E_CONFIG);
+    (void)snprintf(says, sizeof says,
+                   "pool.path: %s/kvs-table: Permission denied; user %u must own the folder, and what is in it", dir,
+                   user);
+    cr_assert_str_eq(msg, says);
+    cr_assert_eq(seteuid(getuid()), 0);
+    cr_assert_eq(chmod(dir, 0700), 0);
+    cr_assert_eq(rmdir(path), 0);
     cr_assert_eq(rmdir(dir), 0);
 }
 

@@ -152,7 +152,7 @@ static bool is_room_for(const conn *c)
 /* Operators and strangers are of none. */
 static uint32_t tenant_of(const conn *c)
 {
-    return c->info.is_admin || c->info.denied != NULL ? CONFIG_MAX_TENANTS : c->info.tenant;
+    return c->info.is_admin || c->info.denied[0] != '\0' ? CONFIG_MAX_TENANTS : c->info.tenant;
 }
 
 /* Its tenant stays within an equal part of the tenants': then it waits for its own tenant's clients only. */
@@ -251,7 +251,7 @@ static void rest(conn *c)
 /* One more of its kind, or one less. */
 static void count(conn_host *h, const peer_info *info, uint32_t by)
 {
-    if (info->denied != NULL) {
+    if (info->denied[0] != '\0') {
         h->n_strangers += by;
     } else if (info->is_admin) {
         h->n_admins += by;
@@ -339,7 +339,7 @@ static void drop(conn *c, const char *reason, const kvs_err *err)
 
     if (c->closing)
         return;
-    if (c->info.denied != NULL) { /* the log knows since it came */
+    if (c->info.denied[0] != '\0') { /* the log knows since it came */
         leave(c, reason);
         return;
     }
@@ -584,7 +584,7 @@ static bool handle_frames(conn *c, allowance *t)
             t->budget = now_us < t->until_us ? t->budget - 1 : 0; /* one that took long was the last */
             continue;
         }
-        if (c->info.denied != NULL)
+        if (c->info.denied[0] != '\0')
             send_away(c);
         else
             fault(c, &err);
@@ -722,7 +722,7 @@ kvs_status conn_open(conn_host *h, int fd, const peer_info *info, kvs_err *err)
         return s;
     }
     c->id = peer_conn_id(c->peer);
-    if (h->edge != NULL && info->denied == NULL)
+    if (h->edge != NULL && info->denied[0] == '\0')
         *(info->is_admin ? &h->edge->accepted_admins : &h->edge->accepted_clients) += 1;
     watch_process(c);
     watch(c);
@@ -885,7 +885,7 @@ static void say_farewell(conn *c, const char *reason)
 void conns_recheck(conn_host *h)
 {
     for (conn *c = h->all; c != NULL; c = c->all.next) {
-        if (c->closing || c->info.is_admin || c->info.denied != NULL || c->farewell != NULL)
+        if (c->closing || c->info.is_admin || c->info.denied[0] != '\0' || c->farewell != NULL)
             continue;
         if (tenant_is_gone(h->config, c->info.tenant))
             say_farewell(c, "tenant_removed");

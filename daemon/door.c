@@ -18,22 +18,24 @@ uid_t door_overflow_uid(void)
     return (uid_t)uid;
 }
 
-const char *door_refuses(const config *c, door d, uid_t uid, uid_t overflow_uid, const char **ret_text)
+const char *door_refuses(const config *c, door d, uid_t uid, uid_t overflow_uid, char *ret_text, size_t cap)
 {
     if (d.is_admin && uid != 0 && uid != geteuid()) {
-        *ret_text = "the admin socket is for root and for the user that the daemon runs as";
+        (void)snprintf(ret_text, cap, "uid %u: the admin socket is for root and for uid %u, the daemon's own",
+                       (unsigned)uid, (unsigned)geteuid());
         return "uid";
     }
     if (uid == overflow_uid && uid != geteuid()) {
-        *ret_text = "your user is not known in the daemon's user namespace";
+        (void)snprintf(ret_text, cap, "your user is not known in the daemon's user namespace");
         return "unmapped_uid";
     }
     if (!d.is_admin && tenant_is_gone(c, d.tenant)) {
-        *ret_text = "the tenant of this socket was removed from the configuration";
+        (void)snprintf(ret_text, cap, "tenant %s of this socket was removed from the configuration",
+                       tenant_name(c, d.tenant));
         return "tenant_removed";
     }
     if (!d.is_admin && !tenant_lets_in(c, d.tenant, uid)) {
-        *ret_text = "your user is not among the tenant's uids";
+        (void)snprintf(ret_text, cap, "uid %u is not in tenants.%s.uids", (unsigned)uid, tenant_name(c, d.tenant));
         return "uid";
     }
     return NULL;

@@ -19,7 +19,7 @@ typedef struct door {
 /* What the kernel says of users that do not exist in this user namespace. */
 uid_t door_overflow_uid(void);
 
-/* NULL, or why this user may not come in: a word for the log, and *ret_text for the peer. */
-const char *door_refuses(const config *c, door d, uid_t uid, uid_t overflow_uid, const char **ret_text);
+/* NULL, or why this user may not come in: a word for the log, and a text for the peer in ret_text, cut to `cap` bytes. */
+const char *door_refuses(const config *c, door d, uid_t uid, uid_t overflow_uid, char *ret_text, size_t cap);
 
 #endif

@@ -16,7 +16,7 @@
 /* One more client of its kind, or one less. */
 static void count(core *c, const peer_info *info, uint32_t by)
 {
-    if (info->denied)
+    if (info->denied[0] != '\0')
         return; /* the server counts those */
     *(info->is_admin ? &c->n_admins : &c->n_clients) += by;
     if (info->is_admin)
@@ -28,7 +28,7 @@ static void count(core *c, const peer_info *info, uint32_t by)
 
 static kvs_status check_place(const core *c, const peer_info *info, kvs_err *err)
 {
-    if (info->denied)
+    if (info->denied[0] != '\0')
         return KVS_OK;
     if (info->is_admin && c->n_admins >= CORE_ADMIN_PLACES)
         return kvs_fail(err, KVS_E_LIMIT, "admin socket: all %d places are taken", CORE_ADMIN_PLACES);

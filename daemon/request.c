@@ -600,7 +600,7 @@ static kvs_status dispatch(peer *p, frame *f, kvs_err *err)
     kvs_status s;
 
     metrics_received(&p->core->counts);
-    if (p->info.denied)
+    if (p->info.denied[0] != '\0')
         return turn_away(p, f, came_ns, err);
     if (!p->hello && f->head.op != WIRE_HELLO) {
         (void)kvs_fail(err, KVS_E_STATE, "op: %u (%s) before HELLO", f->head.op, row ? wire_op_name(row->op) : "none");

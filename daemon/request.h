@@ -110,12 +110,14 @@ typedef struct peer_ops {
     void (*closed)(void *ud);            /* peer_gone has finished: nothing of the client is left; ud may go */
 } peer_ops;
 
+enum { PEER_DENIED_BYTES = 96 };
+
 typedef struct peer_info {
     uid_t uid;
     pid_t pid;     /* 0 if another PID namespace */
     bool is_admin; /* came in by the admin socket */
     uint32_t tenant;
-    const char *denied; /* why it may not come in: its HELLO is answered E_DENIED, and then it goes; NULL: it may */
+    char denied[PEER_DENIED_BYTES]; /* why not: its HELLO is answered E_DENIED, and then it goes; "": it may come in */
 } peer_info;
 
 /* E_LIMIT: too many clients.  The peer answers nothing but HELLO until HELLO. */

@@ -105,7 +105,7 @@ static bool admit(listener *l, int fd)
     }
     info.uid = cred.uid;
     info.pid = cred.pid;
-    why = door_refuses(s->cfg.config, l->door, info.uid, s->overflow_uid, &info.denied);
+    why = door_refuses(s->cfg.config, l->door, info.uid, s->overflow_uid, info.denied, sizeof info.denied);
     if (why != NULL) {
         count_refused(l, why);
         log_event(LOG_LEVEL_WARN, "client_denied", " reason=%s socket=%s uid=%u pid=%d", why, name_of(l),

@@ -251,7 +251,7 @@ static void comes_in_by_blue_only(void)
     CHECK(open_client(&c, blue) == KVS_OK);
     kvs_close(c);
     CHECK(open_client(&c, red) == KVS_E_DENIED);
-    CHECK(strstr(err.msg, "your user is not among the tenant's uids") != NULL);
+    CHECK(strstr(err.msg, "uid 70001 is not in tenants.red.uids") != NULL);
     CHECK(open_client(&c, d.admin) != KVS_OK);
 }
 

@@ -55,7 +55,7 @@ static void fake_reply(peer *p, uint16_t op, uint64_t id, const uint8_t *body, u
     wire_header h = {.op = op, .id = id, .body_len = len, .n_fds = with_fd};
     reply *r = calloc(1, sizeof *r + WIRE_HEADER_BYTES + len);
 
-    h.status = p->info.denied != NULL ? KVS_E_DENIED : KVS_OK;
+    h.status = p->info.denied[0] != '\0' ? KVS_E_DENIED : KVS_OK;
     if (r == NULL)
         abort();
     r->len = WIRE_HEADER_BYTES + len;
@@ -103,7 +103,7 @@ kvs_status peer_request(peer *p, frame *f, uint64_t now_us, kvs_err *err)
     p->core->n_fds += f->head.n_fds;
     for (uint32_t i = 0; i < f->head.n_fds; i++)
         (void)close(f->fds[i]);
-    if (p->info.denied != NULL) {
+    if (p->info.denied[0] != '\0') {
         fake_reply(p, f->head.op, f->head.id, NULL, 0, false);
         return KVS_E_DENIED;
     }

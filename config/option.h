@@ -5,7 +5,7 @@
  * that is printed.
  *
  * Knows types, ranges and where a value lies in a config or (TENANT_OPTIONS) a config_tenant: its `base`.  Does not know JSON text or files.  Any thread: the
- * table is constant.  Internal to config/. */
+ * table is constant.  Internal to config/, but for what messages elsewhere say with it: sizes, and what was meant. */
 
 #include "config/config.h"
 

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "config/option.h"
 #include "daemon/core.h"
 #include "daemon/log.h"
 #include "kernels/host_node.h"
@@ -178,14 +179,17 @@ static kvs_status check_floors(const core *c, const config *next, kvs_err *err)
 
 kvs_status core_check_config(const core *c, const config *next, kvs_err *err)
 {
-    uint64_t most = pool_reserved(c->pool), least = pool_extent_bytes(c->pool), want = (uint64_t)next->pool_max_bytes;
+    const uint64_t most = pool_reserved(c->pool), least = pool_extent_bytes(c->pool);
+    const uint64_t want = (uint64_t)next->pool_max_bytes;
+    char text[3][OPTION_TEXT_BYTES];
 
     if (want == (uint64_t)c->config->pool_max_bytes)
         return KVS_OK;
     if (want < least || want > most)
         return kvs_fail(err, KVS_E_CONFIG,
-                        "pool.max_bytes: %" PRIu64 " bytes take a restart; %" PRIu64 "..%" PRIu64
-                        " do not (an extent, and what was reserved: pool.reserve_bytes)",
-                        want, least, most);
+                        "pool.max_bytes: %s needs a restart; %s to %s can be had without: from an extent to what was "
+                        "reserved. A larger pool.reserve_bytes at the next start makes room for more",
+                        option_say_size(text[0], (int64_t)want), option_say_size(text[1], (int64_t)least),
+                        option_say_size(text[2], (int64_t)most));
     return check_floors(c, next, err);
 }

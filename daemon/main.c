@@ -711,10 +711,12 @@ static int check_or_print(app *a)
         (void)fprintf(stderr, "kvstrided: %s\n", err.msg);
         return print_result(false);
     }
-    if (a->options.action == OPTIONS_CHECK)
+    if (a->options.action == OPTIONS_CHECK) {
+        process_check_memory(&a->config);
         (void)printf("%s: good\n", name);
-    else
+    } else {
         config_print(&a->config, stdout);
+    }
     return print_result(true);
 }
 

@@ -484,6 +484,22 @@ Test(signals, the_command_line_prints_and_ends)
     }
 }
 
+/* Symptom: a pool of 900 GiB was good on a machine of 23, and only the start warned. */
+Test(signals, a_check_of_the_configuration_warns_of_a_pool_above_memory_as_a_start_does)
+{
+    char out[2048];
+
+    cr_assert_eq(
+        daemon_run(&d, (const char *[]){"--check-config", "--set", "pool.max_bytes=4000GiB", NULL}, out, sizeof out),
+        EXIT_CODE_OK, "%s", out);
+    cr_assert_eq(strncmp(out, "warn pool_above_memory pool_max_bytes=4294967296000 memory_bytes=", 65), 0, "%s", out);
+    cr_assert_not_null(strstr(out, ": good\n"), "%s", out);
+    cr_assert_eq(
+        daemon_run(&d, (const char *[]){"--check-config", "--set", "pool.max_bytes=8MiB", NULL}, out, sizeof out),
+        EXIT_CODE_OK, "%s", out);
+    cr_assert_null(strstr(out, "warn"), "%s", out);
+}
+
 Test(signals, what_it_prints_as_configuration_it_takes_back)
 {
     char out[65536];

@@ -255,7 +255,7 @@ static kvs_status attend(request *r, wire_in *in, batch *b, kvs_err *err)
         s = read_starts(x, b, a.starts, err);
     if (s == KVS_OK)
         s = read_tables(x, b, a.lens, a.table, err);
-    calls = (wire_in){a.calls, 0, (size_t)b->n_calls * WIRE_decode_call_BYTES, false};
+    calls = (wire_in){.base = a.calls, .len = (size_t)b->n_calls * WIRE_decode_call_BYTES};
     for (uint32_t i = 0; i < b->n_calls && s == KVS_OK; i++) {
         wire_decode_call d;
 

@@ -439,7 +439,7 @@ kvs_status op_region_create(request *r, wire_in *in, kvs_err *err)
 
 static kvs_status read_entries(making *m, const wire_region_attach_req *q, const uint8_t *array, kvs_err *err)
 {
-    wire_in in = {array, 0, (size_t)q->n_entries * WIRE_region_entry_BYTES, false};
+    wire_in in = {.base = array, .len = (size_t)q->n_entries * WIRE_region_entry_BYTES};
 
     m->entries = request_alloc(m->request, (uint64_t)q->n_entries + 1, sizeof(m->entries[0]));
     if (!m->entries)
@@ -514,7 +514,7 @@ kvs_status op_region_attach(request *r, wire_in *in, kvs_err *err)
 
 static kvs_status read_maps(request *r, const uint8_t *array, uint32_t n, wire_plane_map **ret, kvs_err *err)
 {
-    wire_in in = {array, 0, (size_t)n * WIRE_plane_map_BYTES, false};
+    wire_in in = {.base = array, .len = (size_t)n * WIRE_plane_map_BYTES};
     wire_plane_map *maps = request_alloc(r, (uint64_t)n + 1, sizeof(*maps));
 
     if (!maps)
@@ -541,7 +541,7 @@ static kvs_status check_handles(const request *r, const wire_region_import_req *
 
 static kvs_status read_handles(making *m, const uint8_t *array, uint32_t n, kvs_err *err)
 {
-    wire_in in = {array, 0, (size_t)n * WIRE_ipc_handle_BYTES, false};
+    wire_in in = {.base = array, .len = (size_t)n * WIRE_ipc_handle_BYTES};
     uint8_t(*handles)[64] = request_alloc(m->request, (uint64_t)n + 1, sizeof(*handles));
 
     if (!handles)

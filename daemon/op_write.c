@@ -127,7 +127,7 @@ static kvs_status add_write(compute *x, uint32_t i, wire_write_call *w, uint32_t
 static kvs_status add_writes(compute *x, const wire_write_req *q, const uint8_t *calls, const int64_t *mapping,
                              kvs_err *err)
 {
-    wire_in in = {calls, 0, (size_t)q->n_calls * WIRE_write_call_BYTES, false};
+    wire_in in = {.base = calls, .len = (size_t)q->n_calls * WIRE_write_call_BYTES};
 
     x->write_calls = request_alloc(x->request, q->n_calls, sizeof(x->write_calls[0]));
     x->scratches = request_alloc(x->request, q->n_calls, sizeof(region_seat *));

@@ -193,6 +193,8 @@ kvs_status request_parsed(const wire_in *in, kvs_err *err)
 {
     if (wire_in_done(in))
         return KVS_OK;
+    if (in->bad_pad)
+        return kvs_fail(err, KVS_E_PROTO, "body: the padding that ends at byte %zu is not zero", in->pos);
     if (in->bad)
         return kvs_fail(err, KVS_E_PROTO, "body: an array or its padding does not fit the %zu bytes sent", in->len);
     return kvs_fail(err, KVS_E_PROTO, "body: %zu bytes are left over behind %zu", in->len - in->pos, in->pos);
@@ -530,7 +532,7 @@ static kvs_status request_new(peer *p, const op_row *row, frame *f, uint64_t cam
 
 static void signal_refusal(peer *p, const op_row *row, const frame *f, kvs_status s)
 {
-    wire_in in = {f->body, 0, f->head.body_len, false};
+    wire_in in = {.base = f->body, .len = f->head.body_len};
 
     if (row->refused && p->counters && f->head.body_len >= row->fixed_bytes)
         row->refused(p, &in, s);
@@ -538,7 +540,7 @@ static void signal_refusal(peer *p, const op_row *row, const frame *f, kvs_statu
 
 static kvs_status run(request *r, const frame *f, kvs_err *err)
 {
-    wire_in in = {f->body, 0, f->head.body_len, false};
+    wire_in in = {.base = f->body, .len = f->head.body_len};
     kvs_status s = draw_place(r, err);
 
     if (s != KVS_OK)

@@ -217,7 +217,7 @@ void wire_get_pad8(wire_in *i)
 
     for (size_t k = 0; p != NULL && k < n; k++)
         if (p[k] != 0)
-            i->bad = true;
+            i->bad = i->bad_pad = true;
 }
 
 const uint8_t *wire_get_array(wire_in *i, uint64_t n, size_t item)

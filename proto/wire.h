@@ -112,6 +112,7 @@ typedef struct wire_in {
     const uint8_t *base;
     size_t pos, len;
     bool bad;
+    bool bad_pad; /* it was the padding, up to `pos` */
 } wire_in;
 
 void wire_put_u8(wire_out *o, uint8_t v);

@@ -222,7 +222,7 @@ static void take_counters(client *c, reply *r)
 
 static void on_send(void *ud, reply *r)
 {
-    wire_in in = {r->bytes + WIRE_HEADER_BYTES, 0, r->len - WIRE_HEADER_BYTES, false};
+    wire_in in = {.base = r->bytes + WIRE_HEADER_BYTES, .len = r->len - WIRE_HEADER_BYTES};
     client *c = ud;
     wire_header h;
     uint32_t n;

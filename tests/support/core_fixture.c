@@ -357,7 +357,7 @@ fx_answer fx_wait(fx_client *c, uint64_t id)
     while (!(a.reply = take_reply(c, id, &a.head)))
         go_on(c->f);
     a.status = a.head.status;
-    a.in = (wire_in){a.reply->bytes + WIRE_HEADER_BYTES, 0, a.head.body_len, false};
+    a.in = (wire_in){.base = a.reply->bytes + WIRE_HEADER_BYTES, .len = a.head.body_len};
     if (a.head.op == WIRE_EVENT)
         return a;
     msg_len = wire_get_u32(&a.in);

@@ -185,6 +185,35 @@ Test(request, a_body_that_does_not_add_up_is_refused_and_the_connection_lives)
 }
 
 /* Symptom: count times size wrapped 32 bits, and the product passed the check. */
+/* Symptom: it was told that an array or its padding does not fit. */
+Test(request, padding_that_is_not_zero_is_called_so)
+{
+    wire_hello_req q = {.version_min = 1, .version_max = 1, .name_len = 3};
+    fx f;
+    fx_client c;
+    fx_answer a;
+    fx_body *b = fx_new();
+
+    fx_config(&f);
+    fx_open(&f);
+    fx_connect(&c, &f, false);
+    wire_put_hello_req(&b->out, &q);
+    wire_put_bytes(&b->out, "abc\0\0\0\0x", 8);
+    a = fx_call(&c, WIRE_HELLO, b);
+    cr_assert_eq(a.status, KVS_E_PROTO);
+    cr_assert_str_eq(a.msg, "body: the padding that ends at byte 32 is not zero");
+    fx_done(&a);
+    b = fx_new();
+    wire_put_hello_req(&b->out, &q);
+    wire_put_bytes(&b->out, "abc", 3);
+    a = fx_call(&c, WIRE_HELLO, b);
+    cr_assert_eq(a.status, KVS_E_PROTO);
+    cr_assert_str_eq(a.msg, "body: an array or its padding does not fit the 27 bytes sent");
+    fx_done(&a);
+    fx_gone(&c);
+    fx_close(&f);
+}
+
 Test(request, counts_that_wrap_are_malformed)
 {
     fx f;

@@ -46,6 +46,12 @@ kvs_status op_cancel(request *r, wire_in *in, kvs_err *err)
 
 /* ---- STATUS ---- */
 
+static const char *const SECTIONS[WIRE_SECTION_METRICS + 1] = {
+    [WIRE_SECTION_SUMMARY] = "summary", [WIRE_SECTION_CLIENTS] = "clients",       [WIRE_SECTION_LEASES] = "leases",
+    [WIRE_SECTION_KEYS] = "keys",       [WIRE_SECTION_NAMESPACES] = "namespaces", [WIRE_SECTION_FSCK] = "fsck",
+    [WIRE_SECTION_TENANTS] = "tenants", [WIRE_SECTION_METRICS] = "metrics",
+};
+
 kvs_status op_status(request *r, wire_in *in, kvs_err *err)
 {
     const directory_ns *ns;
@@ -63,7 +69,8 @@ kvs_status op_status(request *r, wire_in *in, kvs_err *err)
     if (s == KVS_OK && q.reserved != 0)
         s = kvs_fail(err, KVS_E_INVALID, "reserved: %u is not 0", q.reserved);
     if (s == KVS_OK && q.section != WIRE_SECTION_SUMMARY && !r->peer->info.is_admin)
-        s = kvs_fail(err, KVS_E_DENIED, "section: %u is for the admin socket", q.section);
+        s = kvs_fail(err, KVS_E_DENIED, "section: %s is for the admin socket; this is that of tenant %s",
+                     SECTIONS[q.section], tenant_name(r->peer->core->config, r->peer->tenant));
     if (s == KVS_OK && q.section == WIRE_SECTION_KEYS && q.ns != WIRE_NONE32)
         s = peer_ns(r->peer, q.ns, &ns, err);
     if (s != KVS_OK)

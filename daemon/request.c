@@ -471,8 +471,13 @@ static kvs_status check_peer(const peer *p, const op_row *row, const wire_header
 {
     const config *cfg = p->core->config;
 
-    if (!(row->who & (p->info.is_admin ? OP_ADMIN : OP_CLIENT)))
-        return kvs_fail(err, KVS_E_DENIED, "op: %s is not allowed on this socket", wire_op_name(row->op));
+    if (p->info.is_admin && !(row->who & OP_ADMIN))
+        return kvs_fail(err, KVS_E_DENIED,
+                        "op: this is the admin socket; %s is for engines, by socket.path or the path of a tenant",
+                        wire_op_name(row->op));
+    if (!p->info.is_admin && !(row->who & OP_CLIENT))
+        return kvs_fail(err, KVS_E_DENIED, "op: %s is for the admin socket; this is that of tenant %s",
+                        wire_op_name(row->op), tenant_name(cfg, p->tenant));
     if (!p->info.is_admin && !tenant_may_ask(cfg, p->tenant, row->group))
         return kvs_fail(err, KVS_E_DENIED, "op: %s is not allowed to tenant %s", wire_op_name(row->op),
                         tenant_name(cfg, p->tenant));

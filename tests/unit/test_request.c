@@ -550,6 +550,7 @@ Test(request, the_admin_socket_moves_no_blocks_and_clients_see_the_summary_only)
 {
     fx f;
     fx_client c, admin;
+    fx_answer a;
     fx_body *b;
 
     fx_config(&f);
@@ -557,7 +558,19 @@ Test(request, the_admin_socket_moves_no_blocks_and_clients_see_the_summary_only)
     fx_client_open(&c, &f);
     fx_admin_open(&admin, &f);
     cr_assert_eq(fx_status(&admin, WIRE_LOAD, fx_load_body(&(fx_move){0})), KVS_E_DENIED);
-    cr_assert_eq(fx_status(&admin, WIRE_OPEN, fx_new()), KVS_E_DENIED);
+    a = fx_call(&admin, WIRE_OPEN, fx_new());
+    cr_assert_eq(a.status, KVS_E_DENIED);
+    cr_assert_str_eq(a.msg,
+                     "op: this is the admin socket; OPEN is for engines, by socket.path or the path of a tenant");
+    fx_done(&a);
+    b = fx_new();
+    wire_put_status_req(&b->out, &(wire_status_req){.section = WIRE_SECTION_METRICS, .ns = WIRE_NONE32});
+    a = fx_call(&c, WIRE_STATUS, b);
+    cr_assert_str_eq(a.msg, "section: metrics is for the admin socket; this is that of tenant default");
+    fx_done(&a);
+    a = fx_call(&c, WIRE_RELOAD, fx_new());
+    cr_assert_str_eq(a.msg, "op: RELOAD is for the admin socket; this is that of tenant default");
+    fx_done(&a);
     for (uint32_t section = 0; section <= WIRE_SECTION_METRICS + 1; section++) {
         b = fx_new();
         wire_put_status_req(&b->out, &(wire_status_req){.section = section, .ns = WIRE_NONE32});

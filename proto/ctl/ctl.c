@@ -58,8 +58,30 @@ static bool is_barred(const char *path, kvs_status s)
     return s == KVS_E_DENIED && path != NULL && access(path, W_OK) != 0;
 }
 
+/* What helps, behind what is wrong. */
+static void add_hint(kvs_err *err, const char *hint)
+{
+    size_t n = strlen(err->msg);
+
+    (void)snprintf(err->msg + n, sizeof err->msg - n, "; %s", hint);
+}
+
+static bool among_engines; /* the socket that ctl_connect found is one of theirs */
+
 int ctl_fail(const ctl *c, const char *what, kvs_status s, const kvs_err *err)
 {
+    const char *hint = NULL;
+    kvs_err more;
+
+    if (s == KVS_E_DENIED && among_engines)
+        hint = "--socket or $KVSTRIDE_ADMIN_SOCKET names the admin socket, by default " CTL_ADMIN_SOCKET;
+    else if (s == KVS_E_AWAY)
+        hint = "is kvstrided running?";
+    if (hint != NULL && err != NULL && err->msg[0] != '\0') {
+        more = *err;
+        add_hint(&more, hint);
+        err = &more;
+    }
     return ctl_fail_as(c, what, s, err, is_barred(c->socket, s) ? CTL_UNREACHABLE : exit_of(s));
 }
 
@@ -95,18 +117,11 @@ bool ctl_is_meant(const char *word, const char *name, size_t *best)
     return true;
 }
 
-/* What helps, behind what is wrong. */
-static void add_hint(kvs_err *err, const char *hint)
-{
-    size_t n = strlen(err->msg);
-
-    (void)snprintf(err->msg + n, sizeof err->msg - n, "; %s", hint);
-}
-
 kvs_client *ctl_connect(const ctl *c, int *ret_exit)
 {
     kvs_options o = KVS_OPTIONS_INIT;
     kvs_client *client = NULL;
+    kvs_server server;
     kvs_err err = {0};
     bool by_default;
     kvs_status s;
@@ -119,8 +134,11 @@ kvs_client *ctl_connect(const ctl *c, int *ret_exit)
     o.timeout_ms = c->timeout_ms != 0 ? (uint32_t)c->timeout_ms : DEFAULT_MS;
     o.connect_timeout_ms = o.timeout_ms;
     s = kvs_connect(&client, &o, &err);
-    if (s == KVS_OK)
+    if (s == KVS_OK) {
+        kvs_server_get(client, &server);
+        among_engines = !server.is_admin;
         return client;
+    }
     *ret_exit = exit_of(s);
     if (s == KVS_E_LIMIT || s == KVS_E_INVALID)
         *ret_exit = CTL_USAGE; /* the path is none */
@@ -128,8 +146,9 @@ kvs_client *ctl_connect(const ctl *c, int *ret_exit)
         *ret_exit = CTL_UNREACHABLE;
     if (is_barred(o.path, s))
         add_hint(&err, "an admin socket is for root and the daemon's own user");
-    else if (by_default && s == KVS_E_AWAY)
-        add_hint(&err, "is kvstrided running?  --socket or $KVSTRIDE_ADMIN_SOCKET names another one");
+    else if (s == KVS_E_AWAY)
+        add_hint(&err, by_default ? "is kvstrided running?  --socket or $KVSTRIDE_ADMIN_SOCKET names another one"
+                                  : "is kvstrided running?");
     (void)ctl_fail_as(c, "connect", s, &err, *ret_exit);
     return NULL;
 }

@@ -346,7 +346,8 @@ Test(ctl_away, exits_3_when_nothing_listens)
 
     for (int i = 0; i < 9; i++) { /* those of a running daemon, but drop */
         RUNS(3, "%s --socket /tmp/kvs-nobody-here.sock", COMMANDS[i]);
-        SAYS(err, "/tmp/kvs-nobody-here.sock: nothing listens there");
+        SAYS(err,
+             "/tmp/kvs-nobody-here.sock: nothing listens there (No such file or directory); is kvstrided running?\n");
         cr_assert_str_empty(ran.out);
     }
     RUNS(3, "status --json --socket /tmp/kvs-nobody-here.sock");
@@ -393,6 +394,22 @@ Test(ctl, exits_3_when_the_socket_may_not_be_opened)
         cr_skip_test("the build folder is not open to others");
     cr_assert_eq(ran.code, 3, "exit %d: %s", ran.code, ran.err);
     SAYS(err, "Permission denied; an admin socket is for root and the daemon's own user");
+}
+
+/* Symptom: "section: 7 is for the admin socket", and nothing about how to name that one. */
+Test(ctl, says_which_socket_it_needs_on_one_of_engines)
+{
+    static const char *const WORDS[][2] = {
+        {"ls", "section: keys"},          {"stats", "section: metrics"}, {"tenants", "section: tenants"},
+        {"fsck", "section: fsck"},        {"leases", "section: leases"}, {"clients", "section: clients"},
+        {"namespaces", "section: names"}, {"reload", "op: RELOAD"},      {"drain", "op: DRAIN"}};
+
+    for (size_t i = 0; i < sizeof WORDS / sizeof *WORDS; i++) {
+        RUNS(4, "%s --socket %s", WORDS[i][0], d.socket);
+        SAYS(err, WORDS[i][1]);
+        SAYS(err, " is for the admin socket; this is that of tenant default; --socket or $KVSTRIDE_ADMIN_SOCKET names "
+                  "the admin socket, by default /run/kvstrided/admin.sock\n");
+    }
 }
 
 Test(ctl, exits_4_when_the_daemon_refuses)

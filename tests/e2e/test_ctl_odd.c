@@ -177,10 +177,12 @@ Test(ctl_odd, calls_a_daemon_unreachable_that_is_not_there_or_not_for_us)
     static const char *const MINE[] = {"trace", "out", "err"};
     int fd;
 
-    expect_all(d.admin, N_COMMANDS, CTL_UNREACHABLE, "nothing listens there");
+    expect_all(d.admin, N_COMMANDS, CTL_UNREACHABLE,
+               "nothing listens there (No such file or directory); is kvstrided running?\n");
     fd = listening(d.admin);
     (void)close(fd);
-    expect_all(d.admin, N_COMMANDS, CTL_UNREACHABLE, "nothing listens there");
+    expect_all(d.admin, N_COMMANDS, CTL_UNREACHABLE,
+               "nothing listens there (Connection refused); is kvstrided running?\n");
     cr_assert_eq(unlink(d.admin), 0);
     if (getuid() != 0)
         cr_skip_test("needs root to become a user who may not");

@@ -13,6 +13,7 @@
 
 #include "daemon/persist.h"
 #include "proto/client/kvstride.h"
+#include "proto/ctl/clock.h"
 #include "tests/support/daemon_fixture.h"
 #include "tests/support/raw_client.h"
 
@@ -536,9 +537,16 @@ static bool status_says(uint32_t section, const char *text)
     return found;
 }
 
+/* Soon: who has just left is counted until its end has been seen. */
 static void status_has(uint32_t section, const char *text)
 {
-    cr_assert(status_says(section, text), "%s is not in %s", text, err.msg);
+    const uint64_t end = clock_ns() + 5000000000u;
+    bool says;
+
+    do
+        says = status_says(section, text);
+    while (!says && clock_ns() < end && usleep(5000) == 0);
+    cr_assert(says, "%s is not in %s", text, err.msg);
 }
 
 static void reconfigure(const char *of_blue, const char *of_red)

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda_error.h"
@@ -153,12 +154,54 @@ static bool turned_away(engine *e, const uint8_t uuid[16])
     return true;
 }
 
+/* The daemon's region on this client's last GPU, the only one that it uses: a context on another one, of which each takes
+ * hundreds of MiB, would be the library's. */
+static bool uses_one(engine *e)
+{
+    PFN_cuDevicePrimaryCtxGetState_v7000 state;
+    enum cudaDriverEntryPointQueryResult q;
+    int mine = (int)n_gpus() - 1;
+    kvs_err err = {.msg = ""};
+    kvs_slot slots[BLOCKS];
+    kvs_region *r;
+    uint8_t uuid[16];
+    uint32_t number;
+    uint64_t bytes;
+    void *f, *base;
+
+    if (!cuda_ok(cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &f, 7000, cudaEnableDefault, &q),
+                 "driver") ||
+        f == NULL || !uuid_of(mine, uuid) || !cuda_ok(cudaSetDevice(mine), "cudaSetDevice"))
+        return false;
+    memcpy(&state, &f, sizeof state);
+    if (kvs_device_find(e->client, uuid, &number, &err) != KVS_OK ||
+        kvs_region_create(e->ns, number, BLOCKS + 1, &r, 0, &err) != KVS_OK ||
+        kvs_region_map(r, &base, &bytes, &err) != KVS_OK || kvs_slot_take(r, BLOCKS, slots, 0, &err) != KVS_OK)
+        return GPU_FAIL("%s", err.msg);
+    if (!there_and_back(e, r, slots, base))
+        return false;
+    for (int i = 0; i <= mine; i++) {
+        unsigned flags;
+        int active = -1;
+
+        if (state(i, &flags, &active) != CUDA_SUCCESS || active != (i == mine))
+            return GPU_FAIL("GPU %d: the context's state is %d", i, active);
+    }
+    return true;
+}
+
 static int client(const char *kind, const char *socket)
 {
     uint8_t uuid[16];
     engine e;
     bool good;
 
+    if (strcmp(kind, "alone") == 0) {
+        good = engine_open(&e, socket, FLAT) && uses_one(&e);
+        (void)fflush(stdout);
+        kvs_close(e.client);
+        return good ? 0 : 1;
+    }
     if (n_gpus() != 1 || !uuid_of(0, uuid) || !engine_open(&e, socket, FLAT))
         return 1;
     good = strcmp(kind, "served") == 0 ? served(&e, uuid) : turned_away(&e, uuid);
@@ -188,8 +231,8 @@ static void show_as_before(const char *before)
         (void)unsetenv("CUDA_VISIBLE_DEVICES");
 }
 
-/* The daemon sees GPU `daemons` only (-1: as this process), the client the last one. */
-static bool run_client(int daemons, const char *kind)
+/* The daemon sees GPU `daemons` only (-1: as this process), the client the last one, or `all`. */
+static bool run_client(int daemons, const char *kind, bool all)
 {
     const char *now = getenv("CUDA_VISIBLE_DEVICES");
     char *before = now != NULL ? strdup(now) : NULL;
@@ -198,7 +241,7 @@ static bool run_client(int daemons, const char *kind)
     bool good;
 
     engine_end_daemon(false);
-    good = (daemons < 0 || show_only(daemons)) && engine_start_daemon() && show_only((int)n_gpus() - 1);
+    good = (daemons < 0 || show_only(daemons)) && engine_start_daemon() && (all || show_only((int)n_gpus() - 1));
     (void)fflush(stdout);
     if (good)
         pid = spawn_client(kind);
@@ -211,22 +254,29 @@ static bool run_client(int daemons, const char *kind)
 static bool other_numbers(device *d)
 {
     (void)d;
-    return run_client(-1, "served");
+    return run_client(-1, "served", false);
 }
 
 static bool daemon_with_one(device *d)
 {
     (void)d;
-    return run_client((int)n_gpus() - 1, "served");
+    return run_client((int)n_gpus() - 1, "served", false);
 }
 
 static bool other_gpus(device *d)
 {
     (void)d;
-    return run_client(0, "away");
+    return run_client(0, "away", false);
+}
+
+static bool no_context_elsewhere(device *d)
+{
+    (void)d;
+    return run_client(-1, "alone", true);
 }
 
 static const gpu_test tests[] = {
+    {"a client that uses the last GPU has no context on another", no_context_elsewhere},
     {"case 079: the client sees the last GPU only, the daemon all of them", other_numbers},
     {"case 079: both see the last GPU only", daemon_with_one},
     {"case 079: the client's GPU is not the daemon's", other_gpus},
@@ -238,7 +288,7 @@ int main(int argc, char **argv)
 
     if (argc == 4 && strcmp(argv[1], "-client") == 0)
         return client(argv[2], argv[3]);
-    code = gpu_run(tests, n_gpus() < 2 ? 2 : sizeof tests / sizeof *tests, argc, argv);
+    code = gpu_run(tests, n_gpus() < 2 ? 3 : sizeof tests / sizeof *tests, argc, argv);
     if (n_gpus() == 1)
         (void)printf("      two GPUs: not here\n");
     engine_end_daemon(code != 0);

@@ -52,6 +52,7 @@ struct conn {
     bool quick;            /* the latest request came soon after an answer */
     bool asking;           /* an answer is due; what goes out otherwise are events */
     bool more;             /* frames may be left in the reader */
+    bool unread;           /* so may bytes in the socket: its tenant had had its time when they came */
     bool stalled;          /* sending failed for lack of kernel memory */
     bool closing;
 };
@@ -102,10 +103,25 @@ static conn_list *in_waiting(conn *c)
     return &c->waiting;
 }
 
+/* Behind those who are in it already. */
 static void do_later(conn *c)
 {
-    if (!c->closing)
-        list_add(&c->host->later, c, in_later);
+    conn_host *h = c->host;
+
+    if (c->closing || c->later.at != NULL)
+        return;
+    c->later = (conn_list){NULL, h->later_end};
+    *h->later_end = c;
+    h->later_end = &c->later.next;
+}
+
+static void not_later(conn *c)
+{
+    if (c->later.at == NULL)
+        return;
+    if (c->host->later_end == &c->later.next)
+        c->host->later_end = c->later.at;
+    list_remove(c, in_later);
 }
 
 static void condemn(conn *c, const char *reason)
@@ -307,7 +323,7 @@ static void conn_close(conn *c)
     if (c->closing)
         return;
     c->closing = true;
-    list_remove(c, in_later);
+    not_later(c);
     end_waiting(c);
     drop_replies(c);
     frame_reader_fini(&c->reader);
@@ -618,17 +634,25 @@ static void settle(conn *c)
         c->partial_us = conn_now_us();
         wait_until(c->host, c->partial_us + ms(c->host->config->frame_timeout_ms));
     }
-    if (c->more && !is_paused(c))
+    if ((c->more || c->unread) && !is_paused(c))
         do_later(c); /* also after back-pressure: nothing else reminds us of frames that are in already */
     watch(c);
 }
 
+/* However many clients a tenant has, the others wait for one turn of it.  Operators' requests are few, and never wait. */
+static bool had_its_time(const conn *c)
+{
+    return !c->info.is_admin && c->host->tenant_us[tenant_of(c)] >= CONN_TURN_US;
+}
+
 static void take_turn(conn *c, bool readable)
 {
-    allowance t = {c->host->config->request_budget, conn_now_us() + CONN_TURN_US};
-    enum got got = readable && c->half_us == 0 ? GOT_MORE : GOT_ALL;
+    const uint64_t began_us = conn_now_us();
+    allowance t = {c->host->config->request_budget, began_us + CONN_TURN_US};
+    enum got got = (readable || c->unread) && c->half_us == 0 ? GOT_MORE : GOT_ALL;
     size_t bytes = 0;
 
+    c->unread = false;
     while (handle_frames(c, &t)) { /* frames that are in first */
         if (got != GOT_MORE || bytes >= CONN_TURN_BYTES)
             break;
@@ -638,6 +662,7 @@ static void take_turn(conn *c, bool readable)
         c->more = true; /* until handle_frames finds none */
     }
     settle(c);
+    c->host->tenant_us[tenant_of(c)] += conn_now_us() - began_us;
 }
 
 static void on_poll(uv_poll_t *h, int status, int events)
@@ -648,8 +673,13 @@ static void on_poll(uv_poll_t *h, int status, int events)
         c->events = 0;
         events = UV_READABLE;
     }
-    if (c->later.at != NULL && c->more)
+    if (c->later.at != NULL && (c->more || c->unread))
         events &= ~UV_READABLE; /* its turn comes with the others that have frames left */
+    if ((events & UV_READABLE) != 0 && had_its_time(c)) {
+        events &= ~UV_READABLE;
+        c->unread = true;
+        do_later(c);
+    }
     if (events != 0)
         take_turn(c, (events & UV_READABLE) != 0);
 }
@@ -735,20 +765,42 @@ void conn_host_init(conn_host *h, uv_loop_t *loop, core *c, mailbox *m, const co
 {
     *h = (conn_host){.loop = loop, .core = c, .mailbox = m, .config = cfg, .due_us = UINT64_MAX};
     h->waiting_end = &h->waiting;
+    h->later_end = &h->later;
 }
 
 bool conns_turn(conn_host *h)
 {
-    conn *turn = h->later;
+    conn *turn = h->later, *late = NULL, **late_end = &late; /* late: who waits on, in front of all who come now */
 
+    memset(h->tenant_us, 0, sizeof h->tenant_us);
     h->later = NULL; /* what is added from here on waits for the next turn */
+    h->later_end = &h->later;
     if (turn != NULL)
         turn->later.at = &turn;
     while (turn != NULL) {
         conn *c = turn;
 
         list_remove(c, in_later);
-        take_turn(c, false);
+        if (!had_its_time(c)) {
+            take_turn(c, false);
+            continue;
+        }
+        settle(c);
+        if (c->later.at == NULL)
+            continue;
+        not_later(c);
+        c->later = (conn_list){NULL, late_end};
+        *late_end = c;
+        late_end = &c->later.next;
+    }
+    if (late != NULL) {
+        *late_end = h->later;
+        if (h->later != NULL)
+            h->later->later.at = late_end;
+        else
+            h->later_end = late_end;
+        h->later = late;
+        late->later.at = &h->later;
     }
     return h->later != NULL;
 }
@@ -782,8 +834,10 @@ static void check_one(conn *c, uint64_t now_us)
 
     if (c->closing)
         return;
-    if (c->partial_us != 0 && (is_paused(c) || c->waiting.at != NULL))
+    if (c->partial_us != 0 && (is_paused(c) || c->waiting.at != NULL || c->unread))
         c->partial_us = now_us; /* it is we who do not read */
+    if (c->unread)
+        c->opened_us = now_us;
     reason = overdue(c, now_us, &due);
     if (reason != NULL) {
         drop(c, reason, NULL);
@@ -871,6 +925,7 @@ static void say_farewell(conn *c, const char *reason)
 {
     c->farewell = reason;
     c->more = false;
+    c->unread = false;
     c->partial_us = 0;
     end_waiting(c);
     frame_reader_fini(&c->reader);

@@ -13,8 +13,9 @@
  *     `--- fault, time-out, peer's process dead, loop ends --------------------------------> CLOSING --->
  * freed (peer_gone; then peer closed and handles closed)
  *
- * Fair: limits.request_budget frames, CONN_TURN_BYTES or CONN_TURN_US of one connection a turn of the loop; the rest on
- * the next.
+ * Fair: limits.request_budget frames, CONN_TURN_BYTES or CONN_TURN_US of one connection a turn of the loop, and CONN_TURN_US of
+ * all that a tenant has; the rest on the next, who has waited longest first.  One request that takes longer is the last of its
+ * tenant in that turn.
  *
  * Readers of large frames have memory within limits.memory_bytes, or an equal part of it each, or their tenants have.  Who comes
  * later waits in a queue, and is read no further; when that takes long, those are dropped that have memory and send nothing to
@@ -43,8 +44,9 @@ typedef struct conn_host { /* filled by the holder, whose handles drive the thre
     const config *config; /* read at every use: a reload may change it */
     metrics_edge *edge;   /* or NULL */
     /* ---- kept by conn.c ---- */
-    conn *all;     /* every connection that has memory */
-    conn *later;   /* those with something to do on the next turn */
+    conn *all;   /* every connection that has memory */
+    conn *later; /* those with something to do on the next turn, the longest first */
+    conn **later_end;
     conn *waiting; /* those whose large frame is not read further, the longest first: others have the memory */
     conn **waiting_end;
     uint64_t look_us; /* not before it are readers looked at again that have memory for which others wait */
@@ -55,9 +57,10 @@ typedef struct conn_host { /* filled by the holder, whose handles drive the thre
     uint32_t n_tenants;                               /* that have some */
     uint32_t tenant_waiting[CONFIG_MAX_TENANTS + 1];  /* of each; the last: of none */
     uint64_t tenant_in_bytes[CONFIG_MAX_TENANTS + 1]; /* of in_bytes, likewise */
-    uint64_t n_dropped;                               /* for a fault */
-    uint64_t out_bytes;                               /* that unsent replies of all take */
-    uint64_t in_bytes;                                /* that their readers take for large frames */
+    uint64_t tenant_us[CONFIG_MAX_TENANTS + 1]; /* that this turn of the loop has had for each; strangers: the last */
+    uint64_t n_dropped;                         /* for a fault */
+    uint64_t out_bytes;                         /* that unsent replies of all take */
+    uint64_t in_bytes;                          /* that their readers take for large frames */
 } conn_host;
 
 void conn_host_init(conn_host *h, uv_loop_t *loop, core *c, mailbox *m, const config *cfg);

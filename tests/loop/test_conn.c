@@ -2,6 +2,7 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
 #include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -482,6 +483,120 @@ Test(conn, has_its_turn_for_a_time_and_not_only_for_so_many_frames)
         expect(&greedy, WIRE_RESERVE, i);
     raw_close(&greedy);
     raw_close(&modest);
+    end();
+}
+
+/* ---- tenants ---- */
+
+enum { CROWD = 20, SLOW_US = 3000 };
+
+static void join_tenant(raw_client *c, const peer_info *info)
+{
+    int fds[2];
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    raw_init(c, fds[0]);
+    cr_assert_eq(conn_open(&h.host, fds[1], info, NULL), KVS_OK);
+    cr_assert(raw_send(c, WIRE_HELLO, 1, NULL, 0, NULL, 0));
+    expect(c, WIRE_HELLO, 1);
+}
+
+static void send_slow(raw_client *c, unsigned n)
+{
+    uint32_t us = SLOW_US;
+
+    for (unsigned i = 0; i < n; i++)
+        cr_assert(raw_send(c, WIRE_RESERVE, i, &us, sizeof us, NULL, 0));
+}
+
+static void close_crowd(raw_client *crowd)
+{
+    for (int i = 0; i < CROWD; i++)
+        raw_close(&crowd[i]);
+}
+
+/* Symptom: 200 clients of a tenant with requests of 20 ms each made a PING of another one wait for 4 s. */
+Test(conn, a_tenant_of_many_clients_has_the_turn_of_one)
+{
+    static raw_client crowd[CROWD], other[2];
+    const peer_info info[2] = {{.uid = getuid(), .tenant = 1}, {.uid = getuid(), .is_admin = true}};
+
+    begin();
+    for (int i = 0; i < CROWD; i++)
+        join_client(&crowd[i]);
+    for (int i = 0; i < 2; i++)
+        join_tenant(&other[i], &info[i]);
+    for (int i = 0; i < CROWD; i++)
+        send_slow(&crowd[i], 3);
+    for (int i = 0; i < 2; i++) {
+        wanted w = {.client = &other[i]};
+
+        cr_assert(raw_send(&other[i], WIRE_PING, 7, NULL, 0, NULL, 0));
+        h.core.n_requests = 0;
+        cr_assert(loop_until(&h.loop, try_recv, &w, 5000));
+        cr_assert_leq(h.core.n_requests, 4, "%d: %u requests were handled before", i, h.core.n_requests);
+    }
+    close_crowd(crowd);
+    for (int i = 0; i < 2; i++)
+        raw_close(&other[i]);
+    end();
+}
+
+Test(conn, the_clients_of_a_tenant_that_has_more_to_do_than_its_time_take_turns)
+{
+    enum { EACH = 4 };
+    static raw_client crowd[CROWD];
+    unsigned n[CROWD] = {0}, all = 0;
+
+    begin();
+    for (int i = 0; i < CROWD; i++)
+        join_client(&crowd[i]);
+    for (int i = 0; i < CROWD; i++)
+        send_slow(&crowd[i], EACH);
+    while (all < CROWD * EACH) {
+        unsigned least = EACH, most = 0;
+
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+        for (int i = 0; i < CROWD; i++) {
+            frame f;
+
+            for (; raw_poll(&crowd[i], &f); all++)
+                n[i]++;
+            least = n[i] < least ? n[i] : least;
+            most = n[i] > most ? n[i] : most;
+        }
+        cr_assert_leq(most, least + 2, "one has %u answers, another one %u", most, least);
+    }
+    close_crowd(crowd);
+    end();
+}
+
+/* Symptom: clients that had sent all of their requests were dropped, because the daemon had not come to read the rest. */
+Test(conn, what_the_loop_has_not_read_is_not_unfinished)
+{
+    static raw_client crowd[CROWD];
+    uint8_t ping[WIRE_HEADER_BYTES];
+    raw_client c;
+    int left = 1;
+
+    begin();
+    join_client(&c);
+    for (int i = 0; i < CROWD; i++)
+        join_client(&crowd[i]);
+    h.config.frame_timeout_ms = 30;
+    for (int i = 0; i < CROWD; i++)
+        send_slow(&crowd[i], 10); /* 60 ms a turn of all of them */
+    wire_header_encode(&(wire_header){.op = WIRE_PING, .id = 9}, ping);
+    cr_assert(raw_write(&c, ping, 20, NULL, 0));
+    while (left > 0) {
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+        cr_assert_eq(ioctl(c.fd, SIOCOUTQ, &left), 0);
+    }
+    cr_assert(raw_write(&c, ping + 20, sizeof ping - 20, NULL, 0));
+    expect(&c, WIRE_PING, 9);
+    cr_assert_eq(h.host.n_dropped, 0);
+    close_crowd(crowd);
+    raw_close(&c);
     end();
 }
 

@@ -36,12 +36,14 @@ void answer_spread(kvs_request *r, kvs_status s)
 {
     switch (r->op) {
     case WIRE_LOOKUP: /* unknown is a miss */
-        *(uint32_t *)r->ret = 0;
+        if (r->ret != NULL)
+            *(uint32_t *)r->ret = 0;
         if (r->items != NULL)
             memset(r->items, KVS_KEY_ABSENT, r->n);
         break;
     case WIRE_RESERVE:
-        memset(r->ret, 0, sizeof(kvs_lease));
+        if (r->ret != NULL)
+            memset(r->ret, 0, sizeof(kvs_lease));
         break;
     case WIRE_LOAD:
         spread_load(r, s);

@@ -122,8 +122,10 @@ kvs_status kvs_connect(kvs_client **ret, const kvs_options *o, kvs_err *err)
     kvs_err local = {KVS_OK, ""};
     kvs_options opts;
     kvs_client *c;
-    kvs_status s = options_read(&opts, o, err);
+    kvs_status s = GIVEN(err, "connect", {"ret", ret});
 
+    if (s == KVS_OK)
+        s = options_read(&opts, o, err);
     if (s != KVS_OK)
         return s;
     c = calloc(1, sizeof *c);
@@ -216,7 +218,9 @@ void kvs_close(kvs_client *c)
 
 void kvs_server_get(kvs_client *c, kvs_server *ret)
 {
-    if (client_is_child(c)) {
+    if (ret == NULL)
+        return;
+    if (c == NULL || client_is_child(c)) {
         *ret = (kvs_server){0};
         return;
     }
@@ -228,8 +232,10 @@ void kvs_server_get(kvs_client *c, kvs_server *ret)
 kvs_status kvs_device_find(kvs_client *c, const uint8_t uuid[16], uint32_t *ret, kvs_err *err)
 {
     kvs_server v;
-    kvs_status s = client_check_own(c, err);
+    kvs_status s = GIVEN(err, "device_find", {"c", c}, {"uuid", uuid}, {"ret", ret});
 
+    if (s == KVS_OK)
+        s = client_check_own(c, err);
     if (s != KVS_OK)
         return s;
     kvs_server_get(c, &v);
@@ -255,11 +261,14 @@ uint64_t kvs_generation(kvs_client *c)
 
 kvs_status kvs_wait_up(kvs_client *c, uint64_t after, uint32_t timeout_ms, kvs_err *err)
 {
-    int64_t deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
-    kvs_status s = KVS_OK;
+    kvs_status s = GIVEN(err, "wait_up", {"c", c});
+    int64_t deadline;
 
-    if (client_is_child(c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
+    if (s == KVS_OK)
+        s = client_check_own(c, err);
+    if (s != KVS_OK)
+        return s;
+    deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
     (void)pthread_mutex_lock(&c->mu);
     while (c->state != LINK_UP || c->server.generation <= after) {
         if (client_turn(c, NULL, deadline))
@@ -280,22 +289,27 @@ void kvs_free(void *p)
 
 void kvs_request_set_tag(kvs_request *r, uint64_t tag)
 {
-    r->tag = tag;
+    if (r != NULL)
+        r->tag = tag;
 }
 
 uint64_t kvs_request_tag(const kvs_request *r)
 {
-    return r->tag;
+    return r != NULL ? r->tag : 0;
 }
 
 kvs_status kvs_wait(kvs_request *r, uint32_t timeout_ms, kvs_err *err)
 {
-    kvs_client *c = r->c;
-    int64_t deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
-    kvs_status s = KVS_OK;
+    kvs_status s = GIVEN(err, "wait", {"r", r});
+    int64_t deadline;
+    kvs_client *c;
 
-    if (client_is_child(c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
+    if (s == KVS_OK)
+        s = client_check_own(r->c, err);
+    if (s != KVS_OK)
+        return s;
+    c = r->c;
+    deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
     (void)pthread_mutex_lock(&c->mu);
     while (r->state != REQUEST_DONE && client_turn(c, r, deadline))
         ;
@@ -309,6 +323,8 @@ bool kvs_done(kvs_request *r)
 {
     bool done;
 
+    if (r == NULL)
+        return true; /* kvs_request_end takes it */
     if (client_is_child(r->c))
         return false;
     (void)pthread_mutex_lock(&r->c->mu);
@@ -324,7 +340,7 @@ uint32_t kvs_poll(kvs_client *c, kvs_request **ret, uint32_t cap, uint32_t timeo
     int64_t deadline = deadline_in(timeout_ms);
     uint32_t n = 0;
 
-    if (client_is_child(c))
+    if (c == NULL || (ret == NULL && cap > 0) || client_is_child(c))
         return 0;
     (void)pthread_mutex_lock(&c->mu);
     if (c->done_head == NULL)
@@ -376,14 +392,19 @@ static kvs_status cancel_pack(kvs_request *r, uint32_t *ret_outcome, uint32_t ti
 
 kvs_status kvs_cancel(kvs_request *r, uint32_t *ret_outcome, uint32_t timeout_ms, kvs_err *err)
 {
-    kvs_client *c = r->c;
-    int64_t deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
     kvs_request req = {0};
-    wire_cancel_req q = {.target = r->id};
     uint32_t outcome = KVS_CANCEL_GONE;
+    wire_cancel_req q;
+    int64_t deadline;
+    kvs_client *c;
     call k;
-    kvs_status s = KVS_OK;
+    kvs_status s = GIVEN(err, "cancel", {"r", r});
 
+    if (s != KVS_OK)
+        return s;
+    c = r->c;
+    deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
+    q = (wire_cancel_req){.target = r->id};
     if (r->is_pack)
         return cancel_pack(r, ret_outcome, timeout_ms, err);
     if (!kvs_done(r)) {
@@ -432,11 +453,14 @@ kvs_status kvs_request_end(kvs_request *r, kvs_err *err)
 
 kvs_status kvs_settle(kvs_client *c, uint32_t timeout_ms, kvs_err *err)
 {
-    int64_t deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
-    kvs_status s = KVS_OK;
+    kvs_status s = GIVEN(err, "settle", {"c", c});
+    int64_t deadline;
 
-    if (client_is_child(c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
+    if (s == KVS_OK)
+        s = client_check_own(c, err);
+    if (s != KVS_OK)
+        return s;
+    deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
     (void)pthread_mutex_lock(&c->mu);
     while ((c->state == LINK_UP && c->orphans > 0) || c->packing > 0) {
         if (client_turn_for_any(c, deadline))

@@ -158,11 +158,13 @@ void counters_fini(kvs_client *c)
 
 kvs_status kvs_counter_page(kvs_client *c, kvs_counters *ret, kvs_err *err)
 {
-    kvs_status s = KVS_OK;
+    kvs_status s = GIVEN(err, "counter_page", {"c", c}, {"ret", ret});
     counter_page *p;
 
-    if (client_is_child(c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
+    if (s == KVS_OK)
+        s = client_check_own(c, err);
+    if (s != KVS_OK)
+        return s;
     (void)pthread_mutex_lock(&c->mu);
     p = page_now(c);
     if (p == NULL)
@@ -175,9 +177,11 @@ kvs_status kvs_counter_page(kvs_client *c, kvs_counters *ret, kvs_err *err)
 
 kvs_status kvs_counter_set(kvs_client *c, uint32_t counter, uint64_t value, kvs_err *err)
 {
-    kvs_status s = client_check_own(c, err);
+    kvs_status s = GIVEN(err, "counter_set", {"c", c});
     counter_page *p;
 
+    if (s == KVS_OK)
+        s = client_check_own(c, err);
     if (s != KVS_OK)
         return s;
     (void)pthread_mutex_lock(&c->mu); /* else the page could be an old one by now, and its value not be carried over */
@@ -218,11 +222,14 @@ static kvs_status look(kvs_client *c, uint64_t generation, const kvs_mark *m, bo
 
 kvs_status kvs_counter_wait(kvs_client *c, uint64_t generation, kvs_mark mark, uint32_t timeout_ms, kvs_err *err)
 {
+    kvs_status s = GIVEN(err, "counter_wait", {"c", c});
     int64_t deadline, pause = 20000;
     bool reached = false;
 
-    if (client_is_child(c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
+    if (s == KVS_OK)
+        s = client_check_own(c, err);
+    if (s != KVS_OK)
+        return s;
     if (mark.value > WIRE_COUNTER_MAX)
         return kvs_fail(err, KVS_E_RANGE, "counter %u: value %llu is 2^62 or more", mark.counter,
                         (unsigned long long)mark.value);
@@ -230,9 +237,10 @@ kvs_status kvs_counter_wait(kvs_client *c, uint64_t generation, kvs_mark mark, u
     if (generation == 0)
         generation = kvs_generation(c);
     for (;;) {
-        kvs_status s = look(c, generation, &mark, &reached, err);
-        int64_t now = clock_ns();
+        int64_t now;
 
+        s = look(c, generation, &mark, &reached, err);
+        now = clock_ns();
         if (reached || s != KVS_OK)
             return s;
         if (now >= deadline)

@@ -730,22 +730,35 @@ kvs_status call_run(call *k, kvs_err *err)
     return s == KVS_OK ? s : kvs_fail(err, s, "%s", local.msg[0] != '\0' ? local.msg : kvs_status_text(s));
 }
 
-kvs_status request_create(kvs_request **ret, kvs_client *c, kvs_err *err)
+kvs_status request_new(kvs_request **ret, kvs_err *err)
 {
     kvs_request *r = calloc(1, sizeof *r);
 
     if (r == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "request: no memory");
-    r->c = c;
     r->pipelined = true;
+    *ret = r;
+    return KVS_OK;
+}
+
+void request_enlist(kvs_request *r, kvs_client *c)
+{
+    r->c = c;
     (void)pthread_mutex_lock(&c->mu);
     r->next = c->all;
     if (r->next != NULL)
         r->next->prev = r;
     c->all = r;
     (void)pthread_mutex_unlock(&c->mu);
-    *ret = r;
-    return KVS_OK;
+}
+
+kvs_status request_create(kvs_request **ret, kvs_client *c, kvs_err *err)
+{
+    kvs_status s = request_new(ret, err);
+
+    if (s == KVS_OK)
+        request_enlist(*ret, c);
+    return s;
 }
 
 static void unqueue(kvs_client *c, kvs_request *r)

@@ -25,6 +25,7 @@
 #include "proto/client/kvstride.h"
 #include "proto/client/kvstride_pack.h"
 #include "proto/frame.h"
+#include "proto/given.h"
 #include "proto/wire.h"
 
 enum {
@@ -158,6 +159,8 @@ void call_drop(call *k);       /* built, but not to be sent */
 kvs_status call_ns(call *k, kvs_ns *ns, uint32_t *ret, kvs_err *err);
 kvs_status call_region(call *k, kvs_region *r, uint32_t *ret, kvs_err *err);
 kvs_status request_create(kvs_request **ret, kvs_client *c, kvs_err *err);
+kvs_status request_new(kvs_request **ret, kvs_err *err); /* not a client's yet: free, or request_enlist */
+void request_enlist(kvs_request *r, kvs_client *c);
 void request_destroy(kvs_request *r);
 
 /* answers.c: put a reply where it belongs.  mu is held.  False: malformed. */

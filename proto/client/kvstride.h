@@ -12,7 +12,10 @@
  * kvs_close frees the child's copy.
  *
  * Ownership: what a call returns as ret_* of an opaque type is the caller's until the close, end or free named beside it.
- * Arguments are borrowed for the call; those of kvs_submit_* until kvs_request_end.  kvs_err may always be NULL.
+ * Arguments are borrowed for the call; those of kvs_submit_* until kvs_request_end.
+ *
+ * NULL: kvs_err may always be, an array of no elements too, and else what says so below.  Any other is E_INVALID, the message names
+ * it ("store: keys is NULL"), and nothing is sent.  Calls without a status answer zeros, -1, or true (kvs_done).
  *
  * Time: timeout_ms of 0 means the handle's default.  No call blocks past it, whatever the daemon does, but for what a GPU takes
  * (see "order with a GPU's streams"), and none raises SIGPIPE or ends the process.  The daemon is given a little less, so that
@@ -195,7 +198,7 @@ typedef struct kvs_region_info {
     uint64_t piece_bytes;        /* of every descriptor but the last */
     uint32_t n_fds;
     uint8_t token[16]; /* give it to your other processes; zeros for imports */
-    kvs_status state;  /* KVS_OK, or why the daemon no longer takes it */
+    kvs_status state;  /* KVS_OK, or why the daemon no longer takes it; E_INVALID: there is no region (NULL) */
     uint32_t memory;   /* enum kvs_memory: MEMFD on the cpu device, CUDA_VMM on a GPU; of an import as it was given */
 } kvs_region_info;
 KVS_API void kvs_region_get(kvs_region *r, kvs_region_info *ret);
@@ -204,7 +207,7 @@ KVS_API int kvs_region_fd(kvs_region *r, uint32_t i);
 /* Address of the whole region, read and write, mapped at the first call and valid until kvs_region_close, whatever becomes
  * of the daemon.  On a GPU it is a device pointer, valid in the primary context of that GPU; the driver is looked for at
  * that moment.  E_UNSUPPORTED: no driver here, or an import (its memory is yours already).  Slot i is at
- * base + i * slot_stride. */
+ * base + i * slot_stride.  ret_bytes may be NULL. */
 KVS_API kvs_status kvs_region_map(kvs_region *r, void **ret, uint64_t *ret_bytes, kvs_err *err);
 
 /* A memfd as kvs_region_import wants it: `bytes` allocated, sealed.  E_NO_SPACE, E_SYS. */
@@ -303,7 +306,7 @@ typedef struct kvs_reserve_args {
     uint32_t max_loads; /* how many LOADs may use it; 1.. */
     uint32_t ttl_ms;    /* 0, or longer than the daemon grants: the longest that it does (lease.max_ms) */
 } kvs_reserve_args;
-KVS_API kvs_status kvs_reserve(const kvs_reserve_args *a, kvs_lease *ret, uint32_t timeout_ms, kvs_err *err);
+KVS_API kvs_status kvs_reserve(const kvs_reserve_args *a, kvs_lease *ret_lease, uint32_t timeout_ms, kvs_err *err);
 KVS_API kvs_status kvs_release(kvs_client *c, const kvs_lease *lease, uint32_t timeout_ms, kvs_err *err);
 
 /* ---- moving ---------------------------------------------------------------------------------------------------- */
@@ -350,11 +353,11 @@ typedef struct kvs_store_args {
     uint32_t first_depth;  /* of keys[0] in its prefix */
     const uint8_t *parent; /* [32] key at depth first_depth - 1; NULL if first_depth is 0 */
     const uint8_t *keys;
-    const kvs_slot *slots; /* [n] */
-    uint32_t flags;        /* enum kvs_store_flags */
-    uint32_t reserved;     /* 0 */
-    const kvs_mark *after, *signal;
-    kvs_status *results; /* [n], out.  E_EXISTS: is stored already, nothing was moved: as good as KVS_OK */
+    const kvs_slot *slots;          /* [n] */
+    uint32_t flags;                 /* enum kvs_store_flags */
+    uint32_t reserved;              /* 0 */
+    const kvs_mark *after, *signal; /* NULL: as in kvs_load_args */
+    kvs_status *results; /* [n] or NULL, out.  E_EXISTS: is stored already, nothing was moved: as good as KVS_OK */
     kvs_stream
         *stream; /* NULL: none.  Else after is NULL: the store begins when the stream has got here.  The stream does
                             not wait for it: fill the slots again when it is answered, or have it signal and wait for that */
@@ -390,10 +393,10 @@ typedef struct kvs_write_args {
     kvs_ns *ns;
     kvs_region *region;
     uint32_t n_tokens, n_calls;
-    const int64_t *slot_mapping; /* [n_tokens] slot * tokens_per_block + row; negative: skip */
-    const kvs_write_call *calls; /* [n_calls] */
-    const kvs_mark *after, *signal;
-    kvs_call_result *results; /* [n_calls], out */
+    const int64_t *slot_mapping;    /* [n_tokens] slot * tokens_per_block + row; negative: skip */
+    const kvs_write_call *calls;    /* [n_calls] */
+    const kvs_mark *after, *signal; /* NULL: as in kvs_load_args */
+    kvs_call_result *results;       /* [n_calls], out */
 } kvs_write_args;
 KVS_API kvs_status kvs_write(const kvs_write_args *a, uint32_t timeout_ms, kvs_err *err);
 
@@ -410,7 +413,7 @@ typedef struct kvs_decode_call {
     float kv_scale;           /* mla_fp8: as in kvs_write_call.  Else 0 */
     kvs_operand q_nope, q_pe; /* in:  [T][h_q][512], [T][h_q][64], T = n_seqs * s_q (decode) or n_tokens (extend) */
     kvs_operand out, lse;     /* out: [T][h_q][512], fp32 [T][h_q] */
-    const kvs_mark *after, *signal;
+    const kvs_mark *after, *signal; /* NULL: as in kvs_load_args */
 } kvs_decode_call;
 
 enum kvs_decode_flags { KVS_DECODE_FIXED_SPLIT = 1 /* a row's bits do not depend on its neighbours */ };
@@ -457,7 +460,7 @@ typedef struct kvs_reset_result {
     uint64_t dropped, aborted, kept, leases;
 } kvs_reset_result;
 /* ns NULL: every namespace of the tenant (admin socket: of all tenants).  Others are served meanwhile: what they store before it
- * returns goes or stays. */
+ * returns goes or stays.  ret may be NULL. */
 KVS_API kvs_status kvs_reset(kvs_client *c, kvs_ns *ns, uint32_t flags, kvs_reset_result *ret, uint32_t timeout_ms,
                              kvs_err *err);
 
@@ -483,10 +486,11 @@ typedef struct kvs_report_args {
     {                                                                                                                  \
         KVS_SECTION_SUMMARY, 0, KVS_ALL, 0, 0                                                                          \
     }
-/* JSON text, zero-terminated, into buf [cap]; *ret_len without the zero.  E_LIMIT: it does not fit, *ret_len is set. */
+/* JSON text, zero-terminated, into buf [cap]; *ret_len without the zero.  E_LIMIT: it does not fit, *ret_len is set.
+ * ret_len may be NULL. */
 KVS_API kvs_status kvs_report(kvs_client *c, const kvs_report_args *a, char *buf, size_t cap, size_t *ret_len,
                               uint32_t timeout_ms, kvs_err *err);
-/* The same in memory of its own: kvs_free. */
+/* The same in memory of its own: kvs_free.  ret_len may be NULL. */
 KVS_API kvs_status kvs_report_alloc(kvs_client *c, const kvs_report_args *a, char **ret, size_t *ret_len,
                                     uint32_t timeout_ms, kvs_err *err);
 KVS_API void kvs_free(void *p);
@@ -508,7 +512,7 @@ typedef struct kvs_health_info {
     uint8_t boot_id[16];
 } kvs_health_info;
 /* Read the daemon's configuration file again (admin socket only).  The text says what applies at once and what waits for a
- * restart; kvs_free.  E_CONFIG and the reason: nothing was changed.  dry_run: nothing is changed anyway. */
+ * restart; kvs_free; ret_len may be NULL.  E_CONFIG and the reason: nothing was changed.  dry_run: nothing is changed anyway. */
 KVS_API kvs_status kvs_reload_alloc(kvs_client *c, bool dry_run, char **ret, size_t *ret_len, uint32_t timeout_ms,
                                     kvs_err *err);
 /* Take no new work (on), or take it again (admin socket only).  What is in flight ends as ever. */
@@ -524,7 +528,7 @@ typedef struct kvs_event {
 /* Ask for events: mask of 1 << type; 0 ends it.  Renewed after a restart (which counts as one lost event). */
 KVS_API kvs_status kvs_watch(kvs_client *c, uint32_t mask, uint32_t timeout_ms, kvs_err *err);
 /* Up to cap events; waits for the first.  *ret_lost: events that were dropped since the last call, here or there.
- * E_DEADLINE: none came.  Events are kept (the newest 4,096) only while somebody calls into the handle. */
+ * E_DEADLINE: none came.  ret_lost may be NULL.  Events are kept (the newest 4,096) only while somebody calls into the handle. */
 KVS_API kvs_status kvs_events(kvs_client *c, kvs_event *ret, uint32_t cap, uint32_t *ret_n, uint64_t *ret_lost,
                               uint32_t timeout_ms, kvs_err *err);
 
@@ -558,7 +562,7 @@ KVS_API bool kvs_done(kvs_request *r);
  * the first; here 0 means not at all.  Returns how many.  They are still to be ended. */
 KVS_API uint32_t kvs_poll(kvs_client *c, kvs_request **ret, uint32_t cap, uint32_t timeout_ms);
 
-/* Ask the daemon to stop it; returns when it has stopped and is answered. */
+/* Ask the daemon to stop it; returns when it has stopped and is answered.  ret_outcome may be NULL. */
 enum kvs_cancel_outcome { KVS_CANCEL_GONE = 0, KVS_CANCEL_STOPPED = 1, KVS_CANCEL_FINISHED = 2 };
 KVS_API kvs_status kvs_cancel(kvs_request *r, uint32_t *ret_outcome, uint32_t timeout_ms, kvs_err *err);
 

@@ -6,12 +6,15 @@
 
 typedef kvs_status (*builder)(call *k, kvs_request *r, const void *args, uint32_t timeout_ms, kvs_err *err);
 
-static kvs_status run(builder build, const void *args, uint32_t timeout_ms, kvs_err *err)
+/* what: the name of the call, for an argument that is NULL. */
+static kvs_status run(const char *what, builder build, const void *args, uint32_t timeout_ms, kvs_err *err)
 {
     kvs_request r = {0};
     call k;
-    kvs_status s = build(&k, &r, args, timeout_ms, err);
+    kvs_status s = GIVEN(err, what, {"a", args});
 
+    if (s == KVS_OK)
+        s = build(&k, &r, args, timeout_ms, err);
     if (s == KVS_OK)
         return call_run(&k, err);
     answer_spread(&r, s);
@@ -19,15 +22,15 @@ static kvs_status run(builder build, const void *args, uint32_t timeout_ms, kvs_
 }
 
 /* hidden_in: 0, or the only connection that a request may go to which kvs_poll never shows. */
-static kvs_status submit_as(kvs_client *c, uint64_t hidden_in, builder build, const void *args, kvs_request **ret,
+static kvs_status submit_as(const char *what, uint64_t hidden_in, builder build, const void *args, kvs_request **ret,
                             uint32_t timeout_ms, kvs_err *err)
 {
-    kvs_request *r;
+    kvs_request *r = NULL;
     call k;
-    kvs_status s = client_check_own(c, err);
+    kvs_status s = GIVEN(err, what, {"a", args}, {"ret", ret});
 
     if (s == KVS_OK)
-        s = request_create(&r, c, err);
+        s = request_new(&r, err);
     if (s != KVS_OK)
         return s;
     r->pipelined = hidden_in == 0;
@@ -36,8 +39,13 @@ static kvs_status submit_as(kvs_client *c, uint64_t hidden_in, builder build, co
         call_drop(&k);
         s = kvs_fail(err, KVS_E_AWAY, "the connection was replaced while the request was made");
     }
-    if (s == KVS_OK)
-        s = call_submit(&k, err);
+    if (s != KVS_OK) {
+        answer_spread(r, s);
+        free(r);
+        return s;
+    }
+    request_enlist(r, k.c);
+    s = call_submit(&k, err);
     if (s != KVS_OK) {
         answer_spread(r, s);
         request_destroy(r);
@@ -47,10 +55,10 @@ static kvs_status submit_as(kvs_client *c, uint64_t hidden_in, builder build, co
     return KVS_OK;
 }
 
-static kvs_status submit(kvs_client *c, builder build, const void *args, kvs_request **ret, uint32_t timeout_ms,
+static kvs_status submit(const char *what, builder build, const void *args, kvs_request **ret, uint32_t timeout_ms,
                          kvs_err *err)
 {
-    return submit_as(c, 0, build, args, ret, timeout_ms, err);
+    return submit_as(what, 0, build, args, ret, timeout_ms, err);
 }
 
 /* ---- handles in bodies: read after call_begin, which remembers the connection that their numbers must belong to ---- */
@@ -158,9 +166,11 @@ static kvs_status finish(call *k, kvs_status s)
 
 static kvs_status build_ping(call *k, kvs_request *r, const void *args, uint32_t timeout_ms, kvs_err *err)
 {
-    kvs_client *c = (kvs_client *)(uintptr_t)args;
-    kvs_status s = call_begin(k, c, r, WIRE_PING, 8, timeout_ms, err);
+    kvs_client *c = *(kvs_client *const *)args;
+    kvs_status s = GIVEN(err, "ping", {"c", c});
 
+    if (s == KVS_OK)
+        s = call_begin(k, c, r, WIRE_PING, 8, timeout_ms, err);
     if (s != KVS_OK)
         return s;
     k->control = true;
@@ -171,20 +181,22 @@ static kvs_status build_ping(call *k, kvs_request *r, const void *args, uint32_t
 
 kvs_status kvs_ping(kvs_client *c, uint32_t timeout_ms, kvs_err *err)
 {
-    return run(build_ping, c, timeout_ms, err);
+    return run("ping", build_ping, &c, timeout_ms, err);
 }
 
 kvs_status kvs_submit_ping(kvs_client *c, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
 {
-    return submit(c, build_ping, c, ret, timeout_ms, err);
+    return submit("ping", build_ping, &c, ret, timeout_ms, err);
 }
 
 kvs_status kvs_health(kvs_client *c, kvs_health_info *ret, uint32_t timeout_ms, kvs_err *err)
 {
     kvs_request r = {.ret = ret};
     call k;
-    kvs_status s = call_begin(&k, c, &r, WIRE_HEALTH, 0, timeout_ms, err);
+    kvs_status s = GIVEN(err, "health", {"c", c}, {"ret", ret});
 
+    if (s == KVS_OK)
+        s = call_begin(&k, c, &r, WIRE_HEALTH, 0, timeout_ms, err);
     if (s != KVS_OK)
         return s;
     k.control = true;
@@ -238,8 +250,10 @@ kvs_status kvs_open(kvs_client *c, const kvs_namespace *desc, kvs_ns **ret, uint
     kvs_request r = {0};
     kvs_ns *ns = NULL, *old;
     call k;
-    kvs_status s = client_check_own(c, err);
+    kvs_status s = GIVEN(err, "open", {"c", c}, {"ns", desc}, {"ret", ret});
 
+    if (s == KVS_OK)
+        s = client_check_own(c, err);
     if (s == KVS_OK)
         s = ns_create(c, desc, &ns, err);
 
@@ -266,9 +280,11 @@ kvs_status kvs_open(kvs_client *c, const kvs_namespace *desc, kvs_ns **ret, uint
 
 kvs_status kvs_open_id(kvs_client *c, uint32_t id, kvs_ns **ret, kvs_err *err)
 {
-    kvs_status s = client_check_own(c, err);
+    kvs_status s = GIVEN(err, "open_id", {"c", c}, {"ret", ret});
     kvs_ns *ns;
 
+    if (s == KVS_OK)
+        s = client_check_own(c, err);
     if (s != KVS_OK)
         return s;
     ns = calloc(1, sizeof *ns);
@@ -293,6 +309,12 @@ kvs_status kvs_open_id(kvs_client *c, uint32_t id, kvs_ns **ret, kvs_err *err)
 
 void kvs_ns_get(kvs_ns *ns, kvs_ns_info *ret)
 {
+    if (ret == NULL)
+        return;
+    if (ns == NULL) {
+        *ret = (kvs_ns_info){0};
+        return;
+    }
     *ret = ns->info;
     ret->id = atomic_load(&ns->id);
 }
@@ -310,14 +332,15 @@ static kvs_status build_lookup(call *k, kvs_request *r, const void *args, uint32
 {
     const lookup_args *a = args;
     wire_lookup_req q = {.n_keys = a->n};
-    kvs_status s;
+    kvs_status s = GIVEN(err, "lookup", {"ns", a->ns}, {"keys", given_some(a->n, a->keys)}, {"ret_hits", a->ret_hits});
 
     r->op = WIRE_LOOKUP;
     r->ret = a->ret_hits;
     r->items = a->states;
     r->n = a->n;
-    s = call_begin(k, a->ns->c, r, WIRE_LOOKUP, WIRE_lookup_req_BYTES + (uint64_t)a->n * WIRE_KEY_BYTES, timeout_ms,
-                   err);
+    if (s == KVS_OK)
+        s = call_begin(k, a->ns->c, r, WIRE_LOOKUP, WIRE_lookup_req_BYTES + (uint64_t)a->n * WIRE_KEY_BYTES, timeout_ms,
+                       err);
     if (s != KVS_OK)
         return s;
     s = call_ns(k, a->ns, &q.ns, err);
@@ -330,7 +353,7 @@ kvs_status kvs_lookup(kvs_ns *ns, const uint8_t *keys, uint32_t n, uint32_t *ret
                       uint32_t timeout_ms, kvs_err *err)
 {
     lookup_args a = {ns, keys, n, ret_hits, states};
-    kvs_status s = run(build_lookup, &a, timeout_ms, err);
+    kvs_status s = run("lookup", build_lookup, &a, timeout_ms, err);
 
     return s == KVS_E_AWAY ? KVS_OK : s;
 }
@@ -340,7 +363,7 @@ kvs_status kvs_submit_lookup(kvs_ns *ns, const uint8_t *keys, uint32_t n, uint32
 {
     lookup_args a = {ns, keys, n, ret_hits, states};
 
-    return submit(ns->c, build_lookup, &a, ret, timeout_ms, err);
+    return submit("lookup", build_lookup, &a, ret, timeout_ms, err);
 }
 
 typedef struct reserve_args {
@@ -348,22 +371,37 @@ typedef struct reserve_args {
     kvs_lease *ret;
 } reserve_args;
 
+static kvs_status reserve_check(const kvs_reserve_args *a, kvs_err *err)
+{
+    kvs_status s = count_check("namespaces", a->n_ns, err);
+
+    if (s == KVS_OK)
+        s = GIVEN(err, "reserve", {"ns", a->ns}, {"keys", given_some(a->n, a->keys)});
+    for (uint32_t i = 0; i < a->n_ns && s == KVS_OK; i++)
+        if (a->ns[i] == NULL)
+            s = kvs_fail(err, KVS_E_INVALID, "reserve: ns[%u] is NULL", i);
+    return s;
+}
+
 static kvs_status build_reserve(call *k, kvs_request *r, const void *args, uint32_t timeout_ms, kvs_err *err)
 {
     const reserve_args *both = args;
     const kvs_reserve_args *a = both->a;
-    wire_reserve_req q = {a->n_ns, a->n, a->max_loads, a->ttl_ms};
-    kvs_status s = count_check("namespaces", a->n_ns, err);
+    wire_reserve_req q;
+    kvs_status s = GIVEN(err, "reserve", {"a", a}, {"ret_lease", both->ret});
 
     r->op = WIRE_RESERVE;
     r->ret = both->ret;
-    r->n = a->n;
+    if (s == KVS_OK)
+        s = reserve_check(a, err);
     if (s == KVS_OK)
         s = call_begin(k, a->ns[0]->c, r, WIRE_RESERVE,
                        WIRE_reserve_req_BYTES + (uint64_t)a->n_ns * 4 + 8 + (uint64_t)a->n * WIRE_KEY_BYTES, timeout_ms,
                        err);
     if (s != KVS_OK)
         return s;
+    r->n = a->n;
+    q = (wire_reserve_req){a->n_ns, a->n, a->max_loads, a->ttl_ms};
     wire_put_reserve_req(&k->out, &q);
     for (uint32_t i = 0; i < a->n_ns && s == KVS_OK; i++) {
         uint32_t id = 0;
@@ -376,20 +414,19 @@ static kvs_status build_reserve(call *k, kvs_request *r, const void *args, uint3
     return finish(k, s);
 }
 
-kvs_status kvs_reserve(const kvs_reserve_args *a, kvs_lease *ret, uint32_t timeout_ms, kvs_err *err)
+kvs_status kvs_reserve(const kvs_reserve_args *a, kvs_lease *ret_lease, uint32_t timeout_ms, kvs_err *err)
 {
-    reserve_args both = {a, ret};
+    reserve_args both = {a, ret_lease};
 
-    return run(build_reserve, &both, timeout_ms, err);
+    return run("reserve", build_reserve, &both, timeout_ms, err);
 }
 
 kvs_status kvs_submit_reserve(const kvs_reserve_args *a, kvs_lease *ret_lease, kvs_request **ret, uint32_t timeout_ms,
                               kvs_err *err)
 {
     reserve_args both = {a, ret_lease};
-    kvs_status s = count_check("namespaces", a->n_ns, err);
 
-    return s == KVS_OK ? submit(a->ns[0]->c, build_reserve, &both, ret, timeout_ms, err) : s;
+    return submit("reserve", build_reserve, &both, ret, timeout_ms, err);
 }
 
 kvs_status kvs_release(kvs_client *c, const kvs_lease *lease, uint32_t timeout_ms, kvs_err *err)
@@ -397,8 +434,10 @@ kvs_status kvs_release(kvs_client *c, const kvs_lease *lease, uint32_t timeout_m
     kvs_request r = {0};
     wire_release_req q;
     call k;
-    kvs_status s = call_begin(&k, c, &r, WIRE_RELEASE, WIRE_release_req_BYTES, timeout_ms, err);
+    kvs_status s = GIVEN(err, "release", {"c", c}, {"lease", lease});
 
+    if (s == KVS_OK)
+        s = call_begin(&k, c, &r, WIRE_RELEASE, WIRE_release_req_BYTES, timeout_ms, err);
     if (s != KVS_OK)
         return s;
     memcpy(q.lease, lease->id, sizeof q.lease);
@@ -418,8 +457,11 @@ static bool any_slot_is_free(const kvs_slot *slots, uint32_t n)
 
 static kvs_status load_check(const kvs_load_args *a, kvs_err *err)
 {
+    const void *which = a->lease != NULL ? (const void *)a->lease : a->keys;
     kvs_status s = count_check("blocks", a->n, err);
 
+    if (s == KVS_OK)
+        s = GIVEN(err, "load", {"ns", a->ns}, {"region", a->region}, {"keys", which}, {"results", a->results});
     if (s == KVS_OK)
         s = client_check_own(a->ns->c, err);
     if (s == KVS_OK)
@@ -493,24 +535,26 @@ static kvs_status build_load(call *k, kvs_request *r, const void *args, uint32_t
 
 kvs_status kvs_load(const kvs_load_args *a, uint32_t timeout_ms, kvs_err *err)
 {
-    return run(build_load, a, timeout_ms, err);
+    return run("load", build_load, a, timeout_ms, err);
 }
 
 kvs_status kvs_submit_load(const kvs_load_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
 {
-    return submit(a->ns->c, build_load, a, ret, timeout_ms, err);
+    return submit("load", build_load, a, ret, timeout_ms, err);
 }
 
 kvs_status load_submit_hidden(const kvs_load_args *a, uint64_t generation, kvs_request **ret, uint32_t timeout_ms,
                               kvs_err *err)
 {
-    return submit_as(a->ns->c, generation, build_load, a, ret, timeout_ms, err);
+    return submit_as("load", generation, build_load, a, ret, timeout_ms, err);
 }
 
 static kvs_status store_check(const kvs_store_args *a, kvs_err *err)
 {
     kvs_status s = count_check("blocks", a->n, err);
 
+    if (s == KVS_OK)
+        s = GIVEN(err, "store", {"ns", a->ns}, {"region", a->region}, {"keys", a->keys}, {"slots", a->slots});
     if (s == KVS_OK)
         s = client_check_own(a->ns->c, err);
     if (s == KVS_OK)
@@ -559,18 +603,18 @@ static kvs_status build_store(call *k, kvs_request *r, const void *args, uint32_
 
 kvs_status kvs_store(const kvs_store_args *a, uint32_t timeout_ms, kvs_err *err)
 {
-    return run(build_store, a, timeout_ms, err);
+    return run("store", build_store, a, timeout_ms, err);
 }
 
 kvs_status kvs_submit_store(const kvs_store_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
 {
-    return submit(a->ns->c, build_store, a, ret, timeout_ms, err);
+    return submit("store", build_store, a, ret, timeout_ms, err);
 }
 
 kvs_status store_submit_hidden(const kvs_store_args *a, uint64_t generation, kvs_request **ret, uint32_t timeout_ms,
                                kvs_err *err)
 {
-    return submit_as(a->ns->c, generation, build_store, a, ret, timeout_ms, err);
+    return submit_as("store", generation, build_store, a, ret, timeout_ms, err);
 }
 
 kvs_status kvs_slot_take(kvs_region *region, uint32_t n, kvs_slot *ret, uint32_t timeout_ms, kvs_err *err)
@@ -580,6 +624,8 @@ kvs_status kvs_slot_take(kvs_region *region, uint32_t n, kvs_slot *ret, uint32_t
     call k;
     kvs_status s = count_check("slots", n, err);
 
+    if (s == KVS_OK)
+        s = GIVEN(err, "slot_take", {"r", region}, {"ret", ret});
     if (s == KVS_OK)
         s = call_begin(&k, region->c, &r, WIRE_SLOT_TAKE, WIRE_slot_take_req_BYTES, timeout_ms, err);
     if (s == KVS_OK)
@@ -611,6 +657,8 @@ static kvs_status build_slot_drop(call *k, kvs_request *r, const void *args, uin
     r->args = a->slots;
     r->region = a->region;
     if (s == KVS_OK)
+        s = GIVEN(err, "slot_drop", {"r", a->region}, {"slots", a->slots});
+    if (s == KVS_OK)
         s = client_check_own(a->region->c, err);
     if (s == KVS_OK)
         s = mark_check(a->after, NULL, err);
@@ -635,7 +683,7 @@ kvs_status kvs_slot_drop(kvs_region *region, const kvs_slot *slots, uint32_t n, 
 {
     drop_args a = {region, slots, n, after, results};
 
-    return run(build_slot_drop, &a, timeout_ms, err);
+    return run("slot_drop", build_slot_drop, &a, timeout_ms, err);
 }
 
 kvs_status kvs_submit_slot_drop(kvs_region *region, const kvs_slot *slots, uint32_t n, const kvs_mark *after,
@@ -643,10 +691,15 @@ kvs_status kvs_submit_slot_drop(kvs_region *region, const kvs_slot *slots, uint3
 {
     drop_args a = {region, slots, n, after, results};
 
-    return submit(region->c, build_slot_drop, &a, ret, timeout_ms, err);
+    return submit("slot_drop", build_slot_drop, &a, ret, timeout_ms, err);
 }
 
 /* ---- computing ---- */
+
+static kvs_status scratch_check(const char *what, uint32_t i, const kvs_region *scratch, kvs_err *err)
+{
+    return scratch == NULL ? kvs_fail(err, KVS_E_INVALID, "%s: calls[%u].scratch is NULL", what, i) : KVS_OK;
+}
 
 static kvs_status build_write(call *k, kvs_request *r, const void *args, uint32_t timeout_ms, kvs_err *err)
 {
@@ -657,6 +710,9 @@ static kvs_status build_write(call *k, kvs_request *r, const void *args, uint32_
     r->op = WIRE_WRITE;
     r->items = a->results;
     r->n = a->n_calls;
+    if (s == KVS_OK)
+        s = GIVEN(err, "write", {"ns", a->ns}, {"region", a->region}, {"calls", a->calls}, {"results", a->results},
+                  {"slot_mapping", given_some(a->n_tokens, a->slot_mapping)});
     if (s == KVS_OK)
         s = client_check_own(a->ns->c, err);
     if (s == KVS_OK)
@@ -683,7 +739,9 @@ static kvs_status build_write(call *k, kvs_request *r, const void *args, uint32_
                               .src_type = from->src_type,
                               .kv_scale = from->kv_scale};
 
-        s = call_region(k, from->scratch, &to.scratch, err);
+        s = scratch_check("write", i, from->scratch, err);
+        if (s == KVS_OK)
+            s = call_region(k, from->scratch, &to.scratch, err);
         wire_put_write_call(&k->out, &to);
     }
     for (uint32_t i = 0; i < a->n_tokens; i++)
@@ -693,15 +751,15 @@ static kvs_status build_write(call *k, kvs_request *r, const void *args, uint32_
 
 kvs_status kvs_write(const kvs_write_args *a, uint32_t timeout_ms, kvs_err *err)
 {
-    return run(build_write, a, timeout_ms, err);
+    return run("write", build_write, a, timeout_ms, err);
 }
 
 kvs_status kvs_submit_write(const kvs_write_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
 {
-    return submit(a->ns->c, build_write, a, ret, timeout_ms, err);
+    return submit("write", build_write, a, ret, timeout_ms, err);
 }
 
-static kvs_status put_decode_call(call *k, const kvs_decode_call *from, kvs_err *err)
+static kvs_status put_decode_call(call *k, const char *what, uint32_t i, const kvs_decode_call *from, kvs_err *err)
 {
     wire_decode_call to = {.plane = from->plane,
                            .parts = from->parts,
@@ -719,8 +777,10 @@ static kvs_status put_decode_call(call *k, const kvs_decode_call *from, kvs_err 
                            .lse_offset = from->lse.offset,
                            .lse_token = from->lse.token,
                            .lse_head = from->lse.head};
-    kvs_status s = mark_check(from->after, from->signal, err);
+    kvs_status s = scratch_check(what, i, from->scratch, err);
 
+    if (s == KVS_OK)
+        s = mark_check(from->after, from->signal, err);
     if (s == KVS_OK)
         s = call_region(k, from->scratch, &to.scratch, err);
     put_mark(from->after, &to.after_counter, &to.after_value);
@@ -761,6 +821,9 @@ static kvs_status build_decode(call *k, kvs_request *r, const void *args, uint32
     r->items = a->results;
     r->n = a->n_calls;
     if (s == KVS_OK)
+        s = GIVEN(err, "decode", {"ns", a->ns}, {"region", a->region}, {"calls", a->calls}, {"results", a->results},
+                  {"seq_len", given_some(a->n_seqs, a->seq_len)}, {"block_table", given_some(cells, a->block_table)});
+    if (s == KVS_OK)
         s = client_check_own(a->ns->c, err);
     if (s == KVS_OK && cells > UINT32_MAX)
         s = kvs_fail(err, KVS_E_LIMIT, "block_table: %u x %u entries", a->n_seqs, a->table_width);
@@ -776,7 +839,7 @@ static kvs_status build_decode(call *k, kvs_request *r, const void *args, uint32
     s = call_place(k, a->ns, a->region, &q.ns, &q.region, err);
     wire_put_decode_req(&k->out, &q);
     for (uint32_t i = 0; i < a->n_calls && s == KVS_OK; i++)
-        s = put_decode_call(k, &a->calls[i], err);
+        s = put_decode_call(k, "decode", i, &a->calls[i], err);
     put_i32s(&k->out, a->seq_len, a->n_seqs);
     put_i32s(&k->out, a->block_table, cells);
     return finish(k, s);
@@ -784,12 +847,12 @@ static kvs_status build_decode(call *k, kvs_request *r, const void *args, uint32
 
 kvs_status kvs_decode(const kvs_decode_args *a, uint32_t timeout_ms, kvs_err *err)
 {
-    return run(build_decode, a, timeout_ms, err);
+    return run("decode", build_decode, a, timeout_ms, err);
 }
 
 kvs_status kvs_submit_decode(const kvs_decode_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
 {
-    return submit(a->ns->c, build_decode, a, ret, timeout_ms, err);
+    return submit("decode", build_decode, a, ret, timeout_ms, err);
 }
 
 static kvs_status build_extend(call *k, kvs_request *r, const void *args, uint32_t timeout_ms, kvs_err *err)
@@ -808,6 +871,10 @@ static kvs_status build_extend(call *k, kvs_request *r, const void *args, uint32
     r->items = a->results;
     r->n = a->n_calls;
     if (s == KVS_OK)
+        s = GIVEN(err, "extend", {"ns", a->ns}, {"region", a->region}, {"calls", a->calls}, {"results", a->results},
+                  {"q_start", a->q_start}, {"seq_len", given_some(a->n_seqs, a->seq_len)},
+                  {"block_table", given_some(cells, a->block_table)});
+    if (s == KVS_OK)
         s = client_check_own(a->ns->c, err);
     if (s == KVS_OK && cells > UINT32_MAX)
         s = kvs_fail(err, KVS_E_LIMIT, "block_table: %u x %u entries", a->n_seqs, a->table_width);
@@ -823,7 +890,7 @@ static kvs_status build_extend(call *k, kvs_request *r, const void *args, uint32
     s = call_place(k, a->ns, a->region, &q.ns, &q.region, err);
     wire_put_extend_req(&k->out, &q);
     for (uint32_t i = 0; i < a->n_calls && s == KVS_OK; i++)
-        s = put_decode_call(k, &a->calls[i], err);
+        s = put_decode_call(k, "extend", i, &a->calls[i], err);
     put_i32s(&k->out, a->q_start, (uint64_t)a->n_seqs + 1);
     put_i32s(&k->out, a->seq_len, a->n_seqs);
     put_i32s(&k->out, a->block_table, cells);
@@ -832,17 +899,18 @@ static kvs_status build_extend(call *k, kvs_request *r, const void *args, uint32
 
 kvs_status kvs_extend(const kvs_extend_args *a, uint32_t timeout_ms, kvs_err *err)
 {
-    return run(build_extend, a, timeout_ms, err);
+    return run("extend", build_extend, a, timeout_ms, err);
 }
 
 kvs_status kvs_submit_extend(const kvs_extend_args *a, kvs_request **ret, uint32_t timeout_ms, kvs_err *err)
 {
-    return submit(a->ns->c, build_extend, a, ret, timeout_ms, err);
+    return submit("extend", build_extend, a, ret, timeout_ms, err);
 }
 
 /* ---- residency ---- */
 
 typedef struct keys_args {
+    const char *what;
     uint16_t op;
     kvs_ns *ns;
     const uint8_t *keys;
@@ -860,6 +928,8 @@ static kvs_status build_keys(call *k, kvs_request *r, const void *args, uint32_t
     r->items = a->results;
     r->n = a->n;
     if (s == KVS_OK)
+        s = GIVEN(err, a->what, {"ns", a->ns}, {"keys", a->keys});
+    if (s == KVS_OK)
         s = call_begin(k, a->ns->c, r, a->op, WIRE_keys_req_BYTES + (uint64_t)a->n * WIRE_KEY_BYTES, timeout_ms, err);
     if (s != KVS_OK)
         return s;
@@ -871,24 +941,24 @@ static kvs_status build_keys(call *k, kvs_request *r, const void *args, uint32_t
 
 kvs_status kvs_pin(kvs_ns *ns, const uint8_t *keys, uint32_t n, kvs_status *results, uint32_t timeout_ms, kvs_err *err)
 {
-    keys_args a = {WIRE_PIN, ns, keys, n, results};
+    keys_args a = {"pin", WIRE_PIN, ns, keys, n, results};
 
-    return run(build_keys, &a, timeout_ms, err);
+    return run(a.what, build_keys, &a, timeout_ms, err);
 }
 
 kvs_status kvs_unpin(kvs_ns *ns, const uint8_t *keys, uint32_t n, kvs_status *results, uint32_t timeout_ms,
                      kvs_err *err)
 {
-    keys_args a = {WIRE_UNPIN, ns, keys, n, results};
+    keys_args a = {"unpin", WIRE_UNPIN, ns, keys, n, results};
 
-    return run(build_keys, &a, timeout_ms, err);
+    return run(a.what, build_keys, &a, timeout_ms, err);
 }
 
 kvs_status kvs_drop(kvs_ns *ns, const uint8_t *keys, uint32_t n, kvs_status *results, uint32_t timeout_ms, kvs_err *err)
 {
-    keys_args a = {WIRE_DROP, ns, keys, n, results};
+    keys_args a = {"drop", WIRE_DROP, ns, keys, n, results};
 
-    return run(build_keys, &a, timeout_ms, err);
+    return run(a.what, build_keys, &a, timeout_ms, err);
 }
 
 kvs_status kvs_reset(kvs_client *c, kvs_ns *ns, uint32_t flags, kvs_reset_result *ret, uint32_t timeout_ms,
@@ -897,8 +967,10 @@ kvs_status kvs_reset(kvs_client *c, kvs_ns *ns, uint32_t flags, kvs_reset_result
     kvs_request r = {.ret = ret};
     wire_reset_req q = {.ns = WIRE_NONE32, .flags = flags};
     call k;
-    kvs_status s = call_begin(&k, c, &r, WIRE_RESET, WIRE_reset_req_BYTES, timeout_ms, err);
+    kvs_status s = GIVEN(err, "reset", {"c", c});
 
+    if (s == KVS_OK)
+        s = call_begin(&k, c, &r, WIRE_RESET, WIRE_reset_req_BYTES, timeout_ms, err);
     if (s == KVS_OK && ns != NULL)
         s = call_ns(&k, ns, &q.ns, err);
     if (s != KVS_OK)
@@ -925,15 +997,18 @@ static kvs_status run_text(call *k, char *const *text, const size_t *len, char *
 kvs_status kvs_report_alloc(kvs_client *c, const kvs_report_args *a, char **ret, size_t *ret_len, uint32_t timeout_ms,
                             kvs_err *err)
 {
-    wire_status_req q = {.section = a->section, .limit = a->limit, .ns = a->ns, .cursor = a->cursor};
+    wire_status_req q;
     char *text = NULL;
     size_t len = 0;
     kvs_request r = {.ret = &text, .items = &len};
     call k;
-    kvs_status s = call_begin(&k, c, &r, WIRE_STATUS, WIRE_status_req_BYTES, timeout_ms, err);
+    kvs_status s = GIVEN(err, "report", {"c", c}, {"a", a}, {"ret", ret});
 
+    if (s == KVS_OK)
+        s = call_begin(&k, c, &r, WIRE_STATUS, WIRE_status_req_BYTES, timeout_ms, err);
     if (s != KVS_OK)
         return s;
+    q = (wire_status_req){.section = a->section, .limit = a->limit, .ns = a->ns, .cursor = a->cursor};
     wire_put_status_req(&k.out, &q);
     return run_text(&k, &text, &len, ret, ret_len, err);
 }
@@ -945,8 +1020,10 @@ kvs_status kvs_reload_alloc(kvs_client *c, bool dry_run, char **ret, size_t *ret
     size_t len = 0;
     kvs_request r = {.ret = &text, .items = &len};
     call k;
-    kvs_status s = call_begin(&k, c, &r, WIRE_RELOAD, WIRE_reload_req_BYTES, timeout_ms, err);
+    kvs_status s = GIVEN(err, "reload", {"c", c}, {"ret", ret});
 
+    if (s == KVS_OK)
+        s = call_begin(&k, c, &r, WIRE_RELOAD, WIRE_reload_req_BYTES, timeout_ms, err);
     if (s != KVS_OK)
         return s;
     k.control = true;
@@ -959,8 +1036,10 @@ kvs_status kvs_drain(kvs_client *c, bool on, uint32_t timeout_ms, kvs_err *err)
     wire_drain_req q = {.on = on};
     kvs_request r = {0};
     call k;
-    kvs_status s = call_begin(&k, c, &r, WIRE_DRAIN, WIRE_drain_req_BYTES, timeout_ms, err);
+    kvs_status s = GIVEN(err, "drain", {"c", c});
 
+    if (s == KVS_OK)
+        s = call_begin(&k, c, &r, WIRE_DRAIN, WIRE_drain_req_BYTES, timeout_ms, err);
     if (s != KVS_OK)
         return s;
     k.control = true;
@@ -973,8 +1052,10 @@ kvs_status kvs_report(kvs_client *c, const kvs_report_args *a, char *buf, size_t
 {
     char *text;
     size_t len;
-    kvs_status s = kvs_report_alloc(c, a, &text, &len, timeout_ms, err);
+    kvs_status s = GIVEN(err, "report", {"buf", given_some(cap, buf)});
 
+    if (s == KVS_OK)
+        s = kvs_report_alloc(c, a, &text, &len, timeout_ms, err);
     if (s != KVS_OK)
         return s;
     if (ret_len != NULL)
@@ -991,10 +1072,13 @@ kvs_status kvs_watch(kvs_client *c, uint32_t mask, uint32_t timeout_ms, kvs_err 
 {
     kvs_request r = {.args = &mask};
     wire_watch_req q = {.mask = mask};
-    kvs_event *room = calloc(CLIENT_EVENTS, sizeof *room);
+    kvs_event *room;
     call k;
-    kvs_status s;
+    kvs_status s = GIVEN(err, "watch", {"c", c});
 
+    if (s != KVS_OK)
+        return s;
+    room = calloc(CLIENT_EVENTS, sizeof *room);
     if (room == NULL)
         return kvs_fail(err, KVS_E_NO_MEMORY, "events: no memory");
     s = call_begin(&k, c, &r, WIRE_WATCH, WIRE_watch_req_BYTES, timeout_ms, err);
@@ -1016,12 +1100,15 @@ kvs_status kvs_watch(kvs_client *c, uint32_t mask, uint32_t timeout_ms, kvs_err 
 kvs_status kvs_events(kvs_client *c, kvs_event *ret, uint32_t cap, uint32_t *ret_n, uint64_t *ret_lost,
                       uint32_t timeout_ms, kvs_err *err)
 {
-    int64_t deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
-    kvs_status s = KVS_OK;
+    kvs_status s = GIVEN(err, "events", {"c", c}, {"ret", given_some(cap, ret)}, {"ret_n", ret_n});
+    int64_t deadline;
     uint32_t n = 0;
 
-    if (client_is_child(c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
+    if (s == KVS_OK)
+        s = client_check_own(c, err);
+    if (s != KVS_OK)
+        return s;
+    deadline = deadline_in(timeout_ms != 0 ? timeout_ms : c->timeout_ms);
     (void)pthread_mutex_lock(&c->mu);
     while (c->events_n == 0 && client_turn(c, NULL, deadline))
         ;

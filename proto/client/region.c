@@ -131,7 +131,10 @@ kvs_status kvs_region_create(kvs_ns *ns, uint32_t device, uint32_t n_slots, kvs_
                              kvs_err *err)
 {
     wire_region_create_req q = {.kind = WIRE_REGION_SLOTS, .device = device, .n_slots = n_slots};
+    kvs_status s = GIVEN(err, "region_create", {"ns", ns}, {"ret", ret});
 
+    if (s != KVS_OK)
+        return s;
     if (n_slots == 0)
         return kvs_fail(err, KVS_E_RANGE, "n_slots: 0 is outside 1..1048576");
     return create(ns->c, ns, &q, ret, timeout_ms, err);
@@ -141,7 +144,10 @@ kvs_status kvs_scratch_create(kvs_client *c, uint32_t device, uint64_t bytes, kv
                               kvs_err *err)
 {
     wire_region_create_req q = {.ns = WIRE_NONE32, .kind = WIRE_REGION_SCRATCH, .device = device, .bytes = bytes};
+    kvs_status s = GIVEN(err, "scratch_create", {"c", c}, {"ret", ret});
 
+    if (s != KVS_OK)
+        return s;
     if (bytes == 0)
         return kvs_fail(err, KVS_E_INVALID, "bytes: a scratch region of 0 bytes");
     return create(c, NULL, &q, ret, timeout_ms, err);
@@ -155,9 +161,11 @@ kvs_status kvs_region_attach(kvs_client *c, kvs_ns *ns, const uint8_t token[16],
     kvs_request req = {0};
     kvs_region *r = NULL;
     call k;
-    kvs_status s = region_new(c, ns, q.kind, &r, err);
+    kvs_status s = GIVEN(err, "region_attach", {"c", c}, {"token", token}, {"ret", ret});
 
-    if (s != KVS_OK)
+    if (s == KVS_OK)
+        s = region_new(c, ns, q.kind, &r, err);
+    if (s != KVS_OK || r == NULL)
         return s;
     memcpy(q.token, token, sizeof q.token);
     req.region = r;
@@ -176,6 +184,7 @@ static kvs_status import_check(const kvs_ns *ns, const kvs_import *in, kvs_err *
 {
     bool ipc = in->memory == KVS_MEMORY_CUDA_IPC;
     uint32_t n = ipc ? in->n_ipc : in->n_fds;
+    kvs_status s;
 
     if (n == 0 || n > WIRE_MAX_FDS)
         return kvs_fail(err, KVS_E_LIMIT, "%s: %u is outside 1..%d", ipc ? "n_ipc" : "n_fds", n, WIRE_MAX_FDS);
@@ -189,6 +198,10 @@ static kvs_status import_check(const kvs_ns *ns, const kvs_import *in, kvs_err *
     if (ns->info.n_planes != 0 && in->n_maps != 1 && in->n_maps != ns->info.n_planes)
         return kvs_fail(err, KVS_E_INVALID, "n_maps: %u is neither 1 nor the %u planes of the namespace", in->n_maps,
                         ns->info.n_planes);
+    s = GIVEN(err, "region_import", {"fds", given_some(in->n_fds, in->fds)}, {"ipc", given_some(in->n_ipc, in->ipc)},
+              {"maps", in->maps});
+    if (s != KVS_OK)
+        return s;
     for (uint32_t i = 0; i < in->n_maps; i++)
         if (in->maps[i].fd >= n)
             return kvs_fail(err, KVS_E_RANGE, "maps[%u].fd: %u is outside 0..%u", i, in->maps[i].fd, n - 1);
@@ -257,7 +270,9 @@ size_t region_import_body(const kvs_region *r, uint32_t ns, uint32_t device, uin
 
 kvs_status kvs_ipc_of(const void *p, kvs_ipc *ret, uint64_t *ret_offset, uint64_t *ret_bytes, kvs_err *err)
 {
-    return client_memory_handle(p, ret->uuid, ret->handle, ret_offset, ret_bytes, err);
+    kvs_status s = GIVEN(err, "ipc_of", {"p", p}, {"ret", ret}, {"ret_offset", ret_offset}, {"ret_bytes", ret_bytes});
+
+    return s == KVS_OK ? client_memory_handle(p, ret->uuid, ret->handle, ret_offset, ret_bytes, err) : s;
 }
 
 kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret, uint32_t timeout_ms, kvs_err *err)
@@ -266,8 +281,10 @@ kvs_status kvs_region_import(kvs_ns *ns, const kvs_import *in, kvs_region **ret,
     kvs_region *r = NULL;
     uint32_t id;
     call k;
-    kvs_status s = import_check(ns, in, err);
+    kvs_status s = GIVEN(err, "region_import", {"ns", ns}, {"in", in}, {"ret", ret});
 
+    if (s == KVS_OK)
+        s = import_check(ns, in, err);
     if (s == KVS_OK)
         s = region_new(ns->c, ns, KVS_REGION_IMPORT, &r, err);
     if (s == KVS_OK && r != NULL)
@@ -333,13 +350,16 @@ kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err)
 {
     wire_region_close_req q = {0};
     kvs_request req = {0};
-    kvs_client *c = r->c;
     bool keeper_frees;
+    kvs_client *c;
     call k;
-    kvs_status s = unused_check(c, r, err);
+    kvs_status s = GIVEN(err, "region_close", {"r", r});
 
+    if (s == KVS_OK)
+        s = unused_check(r->c, r, err);
     if (s != KVS_OK)
         return s;
+    c = r->c;
     s = call_begin(&k, c, &req, WIRE_REGION_CLOSE, WIRE_region_close_req_BYTES, timeout_ms, err);
     if (s == KVS_OK && call_region(&k, r, &q.region, NULL) == KVS_OK) {
         wire_put_region_close_req(&k.out, &q);
@@ -366,6 +386,12 @@ kvs_status kvs_region_close(kvs_region *r, uint32_t timeout_ms, kvs_err *err)
 
 void kvs_region_get(kvs_region *r, kvs_region_info *ret)
 {
+    if (ret == NULL)
+        return;
+    if (r == NULL) {
+        *ret = (kvs_region_info){.state = KVS_E_INVALID};
+        return;
+    }
     *ret = r->info; /* as it was made */
     ret->id = atomic_load(&r->id);
     ret->state = (kvs_status)atomic_load(&r->status);
@@ -373,7 +399,7 @@ void kvs_region_get(kvs_region *r, kvs_region_info *ret)
 
 int kvs_region_fd(kvs_region *r, uint32_t i)
 {
-    return i < r->info.n_fds ? r->fds[i] : -1;
+    return r != NULL && i < r->info.n_fds ? r->fds[i] : -1;
 }
 
 static uint64_t piece_len(const kvs_region *r, uint32_t i)
@@ -411,8 +437,10 @@ static kvs_status map_pieces(kvs_region *r, kvs_err *err)
 
 kvs_status kvs_region_map(kvs_region *r, void **ret, uint64_t *ret_bytes, kvs_err *err)
 {
-    kvs_status s = client_check_own(r->c, err);
+    kvs_status s = GIVEN(err, "region_map", {"r", r}, {"ret", ret});
 
+    if (s == KVS_OK)
+        s = client_check_own(r->c, err);
     if (s != KVS_OK)
         return s;
     if (r->info.kind == KVS_REGION_IMPORT)
@@ -433,9 +461,12 @@ kvs_status kvs_region_map(kvs_region *r, void **ret, uint64_t *ret_bytes, kvs_er
 
 kvs_status kvs_memfd_create(const char *name, uint64_t bytes, int *ret_fd, kvs_err *err)
 {
-    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING), e;
-    kvs_status s;
+    kvs_status s = GIVEN(err, "memfd_create", {"name", name}, {"ret_fd", ret_fd});
+    int fd, e;
 
+    if (s != KVS_OK)
+        return s;
+    fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return kvs_fail(err, KVS_E_SYS, "memfd_create: %s", strerror(errno));
     if (bytes == 0 || bytes > (UINT64_C(1) << 47)) {

@@ -115,11 +115,13 @@ static kvs_status enlist(kvs_client *c, kvs_stream *s, kvs_err *err)
 kvs_status kvs_stream_open(kvs_client *c, void *cuda_stream, uint32_t first_counter, uint32_t n_counters,
                            kvs_stream **ret, kvs_err *err)
 {
-    kvs_status s = range_check(first_counter, n_counters, err);
+    kvs_status s = GIVEN(err, "stream_open", {"c", c}, {"ret", ret});
     kvs_stream *st;
 
-    if (s == KVS_OK && client_is_child(c))
-        s = kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
+    if (s == KVS_OK)
+        s = range_check(first_counter, n_counters, err);
+    if (s == KVS_OK)
+        s = client_check_own(c, err);
     if (s == KVS_OK)
         s = client_stream_check(cuda_stream, err);
     if (s != KVS_OK)
@@ -198,10 +200,12 @@ static kvs_status signal_in_order(kvs_stream *s, uint64_t generation, kvs_mark *
 
 kvs_status kvs_stream_signal(kvs_stream *s, kvs_mark *ret, kvs_err *err)
 {
-    kvs_status st;
+    kvs_status st = GIVEN(err, "stream_signal", {"s", s}, {"ret", ret});
 
-    if (client_is_child(s->c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
+    if (st == KVS_OK)
+        st = client_check_own(s->c, err);
+    if (st != KVS_OK)
+        return st;
     (void)pthread_mutex_lock(&s->order);
     st = signal_in_order(s, kvs_generation(s->c), ret, err);
     (void)pthread_mutex_unlock(&s->order);
@@ -211,10 +215,12 @@ kvs_status kvs_stream_signal(kvs_stream *s, kvs_mark *ret, kvs_err *err)
 kvs_status kvs_stream_wait(kvs_stream *s, uint64_t generation, kvs_mark mark, kvs_err *err)
 {
     client_words *w = NULL;
-    kvs_status st;
+    kvs_status st = GIVEN(err, "stream_wait", {"s", s});
 
-    if (client_is_child(s->c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
+    if (st == KVS_OK)
+        st = client_check_own(s->c, err);
+    if (st != KVS_OK)
+        return st;
     if (mark.counter >= WIRE_COUNTERS || mark.value > WIRE_COUNTER_MAX)
         return kvs_fail(err, KVS_E_RANGE, "stream: counter %u, value %llu: outside 0..%d, 0..2^62-1", mark.counter,
                         (unsigned long long)mark.value, WIRE_COUNTERS - 1);

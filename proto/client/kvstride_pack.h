@@ -77,7 +77,7 @@ typedef struct kvs_pack_move {
                                load has ended, well or badly.  NULL: the library waits for the GPU first */
     uint32_t flags;         /* enum kvs_pack_flags */
     uint32_t reserved;      /* 0 */
-    kvs_status *results;    /* [n], out; E_EXISTS of a store is as good as KVS_OK */
+    kvs_status *results;    /* [n] or NULL, out; E_EXISTS of a store is as good as KVS_OK */
 } kvs_pack_move;
 enum kvs_pack_flags { KVS_PACK_NO_WAIT = 1 /* without a stream: nothing on the GPU touches these pages any more */ };
 

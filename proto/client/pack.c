@@ -85,9 +85,13 @@ static kvs_status planes_set(kvs_pack *p, const kvs_pack_args *a, kvs_err *err)
 
 static kvs_status open_check(const kvs_client *c, const kvs_pack_args *a, kvs_err *err)
 {
-    if (client_is_child(c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
-    if (a->ns == NULL || a->ns->c != c || a->ns->by_id)
+    kvs_status s = GIVEN(err, "pack_open", {"ns", a->ns}, {"planes", given_some(a->n_planes, a->planes)});
+
+    if (s == KVS_OK)
+        s = client_check_own(c, err);
+    if (s != KVS_OK)
+        return s;
+    if (a->ns->c != c || a->ns->by_id)
         return kvs_fail(err, KVS_E_INVALID, "ns: not opened by its description on this handle");
     if (a->n_planes != a->ns->info.n_planes)
         return kvs_fail(err, KVS_E_INVALID, "n_planes: %u, but the namespace has %u", a->n_planes,
@@ -107,9 +111,11 @@ static void pack_destroy(kvs_pack *p)
 
 kvs_status kvs_pack_open(kvs_client *c, const kvs_pack_args *a, kvs_pack **ret, uint32_t timeout_ms, kvs_err *err)
 {
-    kvs_status s = open_check(c, a, err);
+    kvs_status s = GIVEN(err, "pack_open", {"c", c}, {"a", a}, {"ret", ret});
     kvs_pack *p;
 
+    if (s == KVS_OK)
+        s = open_check(c, a, err);
     if (s != KVS_OK)
         return s;
     p = calloc(1, sizeof *p);
@@ -242,8 +248,10 @@ static kvs_status twice_check(const uint32_t *blocks, uint32_t n, kvs_err *err)
 
 static kvs_status move_check(const kvs_pack *p, const kvs_pack_move *m, bool load, kvs_err *err)
 {
-    if (client_is_child(p->c))
-        return kvs_fail(err, KVS_E_STATE, "this handle belongs to the parent process");
+    kvs_status s = client_check_own(p->c, err);
+
+    if (s != KVS_OK)
+        return s;
     if (m->n == 0 || m->n > MAX_STAGING)
         return kvs_fail(err, KVS_E_RANGE, "n: %u is outside 1..%d", m->n, MAX_STAGING);
     if ((m->flags & ~(uint32_t)KVS_PACK_NO_WAIT) != 0 || m->reserved != 0)
@@ -256,6 +264,9 @@ static kvs_status move_check(const kvs_pack *p, const kvs_pack_move *m, bool loa
         return kvs_fail(err, KVS_E_INVALID, "first_depth, parent: of a store only");
     if (m->first_depth > 0 && m->parent == NULL)
         return kvs_fail(err, KVS_E_INVALID, "parent: none, but first_depth is %u", m->first_depth);
+    s = GIVEN(err, load ? "pack_load" : "pack_store", {"keys", m->keys}, {"blocks", m->blocks});
+    if (s != KVS_OK)
+        return s;
     for (uint32_t i = 0; i < m->n; i++)
         if (m->blocks[i] >= p->n_blocks)
             return kvs_fail(err, KVS_E_RANGE, "blocks[%u]: %u is outside 0..%u", i, m->blocks[i], p->n_blocks - 1);
@@ -352,13 +363,17 @@ static kvs_status order(kvs_pack *p, const kvs_pack_move *m, bool load, pack_job
 static kvs_status begin(kvs_pack *p, const kvs_pack_move *m, bool load, kvs_request **ret, uint32_t timeout_ms,
                         kvs_err *err)
 {
-    int64_t deadline = deadline_in(timeout_ms != 0 ? timeout_ms : p->c->timeout_ms);
     kvs_request *r = NULL;
     pack_job *j = NULL;
-    kvs_status s = move_check(p, m, load, err);
+    int64_t deadline;
+    kvs_status s = GIVEN(err, load ? "pack_load" : "pack_store", {"p", p}, {"m", m}, {"ret", ret});
 
     if (s == KVS_OK)
-        s = lane_wake(p, load, deadline, err);
+        s = move_check(p, m, load, err);
+    if (s != KVS_OK)
+        return s;
+    deadline = deadline_in(timeout_ms != 0 ? timeout_ms : p->c->timeout_ms);
+    s = lane_wake(p, load, deadline, err);
     if (s == KVS_OK)
         s = job_create(m, deadline, &j, err);
     if (s == KVS_OK)

@@ -348,6 +348,52 @@ Test(pack, refuses_what_it_cannot_do_before_anything_moves)
     daemon_fini(&d);
 }
 
+static void is_named(kvs_status s, const char *want)
+{
+    cr_assert_eq(s, KVS_E_INVALID, "%s: %s", want, kvs_status_name(s));
+    cr_assert_str_eq(err.msg, want);
+}
+
+Test(pack, refuses_a_null_by_its_name)
+{
+    daemon_fixture d;
+    engine e = {0};
+    list l = list_of(1, 3, 0, 1);
+    kvs_pack_move m = move_of(&l);
+    kvs_request *r = NULL;
+    kvs_pack_args a;
+    kvs_pack *p = NULL;
+
+    daemon_init(&d);
+    cr_assert(daemon_start(&d, CONFIG));
+    engine_open(&e, &d);
+    a = args_of(&e);
+    is_named(kvs_pack_open(NULL, &a, &p, 0, &err), "pack_open: c is NULL");
+    is_named(kvs_pack_open(e.c, NULL, &p, 0, &err), "pack_open: a is NULL");
+    is_named(kvs_pack_open(e.c, &a, NULL, 0, &err), "pack_open: ret is NULL");
+    a.planes = NULL;
+    is_named(kvs_pack_open(e.c, &a, &p, 0, &err), "pack_open: planes is NULL");
+    a.ns = NULL;
+    is_named(kvs_pack_open(e.c, &a, &p, 0, &err), "pack_open: ns is NULL");
+    is_named(kvs_pack_store(NULL, &m, &r, 0, &err), "pack_store: p is NULL");
+    is_named(kvs_pack_store(e.pack, NULL, &r, 0, &err), "pack_store: m is NULL");
+    is_named(kvs_pack_load(e.pack, &m, NULL, 0, &err), "pack_load: ret is NULL");
+    m.keys = NULL;
+    is_named(kvs_pack_load(e.pack, &m, &r, 0, &err), "pack_load: keys is NULL");
+    m = move_of(&l);
+    m.blocks = NULL;
+    is_named(kvs_pack_store(e.pack, &m, &r, 0, &err), "pack_store: blocks is NULL");
+    cr_assert(p == NULL && r == NULL);
+    m = move_of(&l);
+    m.results = NULL;
+    OK(kvs_pack_store(e.pack, &m, &r, 0, &err));
+    OK(kvs_wait(r, 0, &err));
+    OK(kvs_request_end(r, &err));
+    kvs_pack_close(NULL);
+    engine_close(&e);
+    daemon_fini(&d);
+}
+
 Test(pack, shows_its_own_requests_and_none_of_those_behind_them)
 {
     daemon_fixture d;

@@ -40,6 +40,8 @@ kvs_status kvs_format_parse(const char *name, uint32_t *ret, kvs_err *err)
         {"float16", KVS_FORMAT_mla_fp16}, {"half", KVS_FORMAT_mla_fp16},     {"fp8", KVS_FORMAT_mla_fp8},
     };
 
+    if (ret == NULL)
+        return kvs_fail(err, KVS_E_INVALID, "format_parse: ret is NULL");
     if (name == NULL)
         return kvs_fail(err, KVS_E_UNSUPPORTED, "format: none given");
     for (uint32_t i = 1; i < N_FORMATS; i++) {

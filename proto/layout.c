@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/given.h"
 #include "proto/text.h"
 #include "proto/wire.h"
 
@@ -104,7 +105,7 @@ kvs_status kvs_namespace_check(const kvs_namespace *ns, kvs_err *err)
     uint64_t slot_bytes = 0; /* 1,024 pages below 2^40 each: no sum here leaves 64 bits */
     kvs_status s;
 
-    if ((s = check_tag("model", ns->model, 1, err)) != KVS_OK ||
+    if ((s = GIVEN(err, "namespace", {"ns", ns})) != KVS_OK || (s = check_tag("model", ns->model, 1, err)) != KVS_OK ||
         (s = check_tag("weights", ns->weights, 0, err)) != KVS_OK || (s = check_shard(ns, err)) != KVS_OK ||
         (s = check_counts(ns->tokens_per_block, ns->n_planes, err)) != KVS_OK)
         return s;
@@ -186,9 +187,11 @@ static void put_head(wire_out *o, const kvs_namespace *ns)
 kvs_status kvs_namespace_encode(const kvs_namespace *ns, uint8_t *buf, size_t cap, size_t *ret_len, kvs_err *err)
 {
     wire_out o = {.base = buf, .cap = cap};
-    kvs_status s = kvs_namespace_check(ns, err);
+    kvs_status s = GIVEN(err, "namespace_encode", {"buf", given_some(cap, buf)}, {"ret_len", ret_len});
     size_t need;
 
+    if (s == KVS_OK)
+        s = kvs_namespace_check(ns, err);
     if (s != KVS_OK)
         return s;
     need = canon_bytes(ns);
@@ -259,9 +262,11 @@ kvs_status kvs_namespace_decode(const uint8_t *buf, size_t len, kvs_plane *plane
 {
     wire_in i = {.base = buf, .len = len};
     kvs_namespace ns = {.planes = planes};
-    kvs_status s;
+    kvs_status s = GIVEN(err, "namespace_decode", {"buf", given_some(len, buf)},
+                         {"planes", given_some(cap_planes, planes)}, {"ret", ret});
 
-    if ((s = get_head(&i, &ns, err)) != KVS_OK || (s = check_counts(ns.tokens_per_block, ns.n_planes, err)) != KVS_OK)
+    if (s != KVS_OK || (s = get_head(&i, &ns, err)) != KVS_OK ||
+        (s = check_counts(ns.tokens_per_block, ns.n_planes, err)) != KVS_OK)
         return s;
     if (ns.n_planes > cap_planes)
         return kvs_fail(err, KVS_E_LIMIT, "n_planes: %u is above %u", ns.n_planes, cap_planes);
@@ -282,10 +287,12 @@ kvs_status kvs_namespace_decode(const uint8_t *buf, size_t len, kvs_plane *plane
 
 kvs_status kvs_namespace_digest(const kvs_namespace *ns, uint8_t ret[KVS_DIGEST_BYTES], kvs_err *err)
 {
-    kvs_status s = kvs_namespace_check(ns, err);
+    kvs_status s = GIVEN(err, "namespace_digest", {"ret", ret});
     size_t len;
     uint8_t *buf;
 
+    if (s == KVS_OK)
+        s = kvs_namespace_check(ns, err);
     if (s != KVS_OK)
         return s;
     len = canon_bytes(ns);
@@ -317,8 +324,10 @@ kvs_status kvs_namespace_mla(const char *model, const char *weights, uint32_t fo
 {
     kvs_namespace ns = {.tokens_per_block = tokens_per_block, .n_planes = n_layers, .planes = planes};
     uint32_t row = kvs_format_row_bytes(format), align = kvs_format_page_align(format);
-    kvs_status s = check_counts(tokens_per_block, n_layers, err);
+    kvs_status s = GIVEN(err, "namespace_mla", {"planes", given_some(n_layers, planes)}, {"ret", ret});
 
+    if (s == KVS_OK)
+        s = check_counts(tokens_per_block, n_layers, err);
     if (s != KVS_OK)
         return s;
     if (!is_mla(format))
@@ -360,9 +369,12 @@ kvs_status kvs_key_derive(const uint8_t parent[32], const char *salt, const char
                           uint32_t n_tokens, uint8_t ret[32], kvs_err *err)
 {
     static const char domain[] = "kvstride-key-1";
+    kvs_status s = GIVEN(err, "key_derive", {"parent", parent}, {"tokens", given_some(n_tokens, tokens)}, {"ret", ret});
     EVP_MD_CTX *c;
     bool done;
 
+    if (s != KVS_OK)
+        return s;
     if (n_tokens == 0 || n_tokens > KVS_MAX_TOKENS_PER_BLOCK)
         return kvs_fail(err, KVS_E_LIMIT, "n_tokens: %u is outside 1..%d", n_tokens, KVS_MAX_TOKENS_PER_BLOCK);
     c = EVP_MD_CTX_new();

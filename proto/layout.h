@@ -4,6 +4,7 @@
 /* Layouts and namespaces: how a model's KV looks, who may share it, and the one canonical way to write that down.
  *
  * Knows planes, formats, offsets and digests.  Does not know pools, sockets or devices.  Any thread; plain values.
+ * NULL: err may be; a text that is missing is an empty one, salt and adapter for example; else E_INVALID, which names it.
  *
  * A block holds tokens_per_block tokens of every plane, the planes in list order, contiguous:
  *

@@ -489,3 +489,39 @@ Test(layout, key_takes_the_tokens_of_one_block)
     cr_assert_eq(kvs_key_derive(parent, "", "", tokens, 4095, b, NULL), KVS_OK);
     cr_assert_neq(memcmp(a, b, 32), 0);
 }
+
+static void is_named(kvs_status s, const kvs_err *err, const char *want)
+{
+    cr_assert_eq(s, KVS_E_INVALID, "%s: %s", want, kvs_status_name(s));
+    cr_assert_str_eq(err->msg, want);
+}
+
+Test(layout, refuses_a_null_by_its_name)
+{
+    kvs_namespace ns;
+    uint32_t tokens[4] = {1, 2, 3, 4};
+    uint8_t key[32] = {0};
+    kvs_err err = {0};
+    size_t len;
+
+    cr_assert_eq(kvs_namespace_mla("m", NULL, KVS_FORMAT_mla_bf16, 1, 4, planes, &ns, NULL), KVS_OK);
+    cr_assert_eq(kvs_namespace_encode(&ns, canon, sizeof canon, &len, NULL), KVS_OK);
+    cr_assert_eq(kvs_key_derive(key, NULL, NULL, tokens, 4, key, NULL), KVS_OK);
+    is_named(kvs_format_parse("bf16", NULL, &err), &err, "format_parse: ret is NULL");
+    is_named(kvs_namespace_mla("m", "", KVS_FORMAT_mla_bf16, 1, 4, NULL, &ns, &err), &err,
+             "namespace_mla: planes is NULL");
+    is_named(kvs_namespace_mla("m", "", KVS_FORMAT_mla_bf16, 1, 4, planes, NULL, &err), &err,
+             "namespace_mla: ret is NULL");
+    is_named(kvs_namespace_check(NULL, &err), &err, "namespace: ns is NULL");
+    is_named(kvs_namespace_encode(NULL, canon, sizeof canon, &len, &err), &err, "namespace: ns is NULL");
+    is_named(kvs_namespace_encode(&ns, NULL, sizeof canon, &len, &err), &err, "namespace_encode: buf is NULL");
+    is_named(kvs_namespace_encode(&ns, canon, sizeof canon, NULL, &err), &err, "namespace_encode: ret_len is NULL");
+    is_named(kvs_namespace_decode(NULL, len, planes, 1, &ns, &err), &err, "namespace_decode: buf is NULL");
+    is_named(kvs_namespace_decode(canon, len, NULL, 1, &ns, &err), &err, "namespace_decode: planes is NULL");
+    is_named(kvs_namespace_decode(canon, len, planes, 1, NULL, &err), &err, "namespace_decode: ret is NULL");
+    is_named(kvs_namespace_digest(NULL, key, &err), &err, "namespace: ns is NULL");
+    is_named(kvs_namespace_digest(&ns, NULL, &err), &err, "namespace_digest: ret is NULL");
+    is_named(kvs_key_derive(NULL, "", "", tokens, 4, key, &err), &err, "key_derive: parent is NULL");
+    is_named(kvs_key_derive(key, "", "", NULL, 4, key, &err), &err, "key_derive: tokens is NULL");
+    is_named(kvs_key_derive(key, "", "", tokens, 4, NULL, &err), &err, "key_derive: ret is NULL");
+}

@@ -345,7 +345,9 @@ int client_thread(pthread_t *ret, const char *name, void *(*run)(void *ud),
 /* Wait until nothing of an answered request goes on.  E_DEADLINE: not yet. */
 kvs_status request_settle(kvs_request *r, uint32_t timeout_ms);
 
-/* ops.c: kvs_submit_store and kvs_submit_load of requests that kvs_poll never shows, on the connection of `generation` or not
+/* ops.c.  Of a STORE: the key of the block before the first one, if it has any. */
+kvs_status parent_check(uint32_t first_depth, const uint8_t *parent, kvs_err *err);
+/* kvs_submit_store and kvs_submit_load of requests that kvs_poll never shows, on the connection of `generation` or not
  * at all (E_AWAY): what they wait for is reached on no other. */
 kvs_status store_submit_hidden(const kvs_store_args *a, uint64_t generation, kvs_request **ret, uint32_t timeout_ms,
                                kvs_err *err);

@@ -351,7 +351,8 @@ typedef struct kvs_store_args {
     kvs_region *region;
     uint32_t n;
     uint32_t first_depth;  /* of keys[0] in its prefix */
-    const uint8_t *parent; /* [32] key at depth first_depth - 1; NULL if first_depth is 0 */
+    const uint8_t *parent; /* [32] key at depth first_depth - 1, whose chain the store renews; 32 zeros where you do not
+                              know it: nothing above is renewed then.  NULL or zeros if first_depth is 0, else E_INVALID */
     const uint8_t *keys;
     const kvs_slot *slots;          /* [n] */
     uint32_t flags;                 /* enum kvs_store_flags */

@@ -70,7 +70,7 @@ KVS_API void kvs_pack_close(kvs_pack *p);
 typedef struct kvs_pack_move {
     uint32_t n;             /* blocks */
     uint32_t first_depth;   /* store: of keys[0] in its prefix */
-    const uint8_t *parent;  /* store: [32] key at depth first_depth - 1; NULL if first_depth is 0 */
+    const uint8_t *parent;  /* store: [32] key at depth first_depth - 1, as in kvs_store_args */
     const uint8_t *keys;    /* [n][32] */
     const uint32_t *blocks; /* [n] ids in the tensors; of a load all different */
     kvs_stream *stream;     /* pages are touched when it has got here; what is launched on it after a load runs when the

@@ -549,6 +549,19 @@ kvs_status load_submit_hidden(const kvs_load_args *a, uint64_t generation, kvs_r
     return submit_as("load", generation, build_load, a, ret, timeout_ms, err);
 }
 
+/* As the daemon has it, so that a mistake is not hidden by what is sent in its place. */
+kvs_status parent_check(uint32_t first_depth, const uint8_t *parent, kvs_err *err)
+{
+    static const uint8_t none[WIRE_KEY_BYTES];
+
+    if (first_depth > 0 && parent == NULL)
+        return kvs_fail(err, KVS_E_INVALID, "parent: none, but first_depth is %u; zeros if you do not know it",
+                        first_depth);
+    if (first_depth == 0 && parent != NULL && memcmp(parent, none, sizeof none) != 0)
+        return kvs_fail(err, KVS_E_INVALID, "parent: is not zeros, but first_depth is 0");
+    return KVS_OK;
+}
+
 static kvs_status store_check(const kvs_store_args *a, kvs_err *err)
 {
     kvs_status s = count_check("blocks", a->n, err);
@@ -559,8 +572,8 @@ static kvs_status store_check(const kvs_store_args *a, kvs_err *err)
         s = client_check_own(a->ns->c, err);
     if (s == KVS_OK)
         s = mark_check(a->after, a->signal, err);
-    if (s == KVS_OK && a->first_depth > 0 && a->parent == NULL)
-        s = kvs_fail(err, KVS_E_INVALID, "parent: none, but first_depth is %u", a->first_depth);
+    if (s == KVS_OK)
+        s = parent_check(a->first_depth, a->parent, err);
     if (s == KVS_OK && a->stream != NULL && a->after != NULL)
         s = kvs_fail(err, KVS_E_INVALID, "after: not with a stream, which has its own");
     return s == KVS_OK ? stream_settle(a->region, a->after, a->stream, err) : s;

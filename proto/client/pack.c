@@ -262,9 +262,9 @@ static kvs_status move_check(const kvs_pack *p, const kvs_pack_move *m, bool loa
         return kvs_fail(err, KVS_E_INVALID, "flags: 0x%x is for requests without a stream", m->flags);
     if (load && (m->first_depth != 0 || m->parent != NULL))
         return kvs_fail(err, KVS_E_INVALID, "first_depth, parent: of a store only");
-    if (m->first_depth > 0 && m->parent == NULL)
-        return kvs_fail(err, KVS_E_INVALID, "parent: none, but first_depth is %u", m->first_depth);
-    s = GIVEN(err, load ? "pack_load" : "pack_store", {"keys", m->keys}, {"blocks", m->blocks});
+    s = parent_check(m->first_depth, m->parent, err);
+    if (s == KVS_OK)
+        s = GIVEN(err, load ? "pack_load" : "pack_store", {"keys", m->keys}, {"blocks", m->blocks});
     if (s != KVS_OK)
         return s;
     for (uint32_t i = 0; i < m->n; i++)

@@ -315,6 +315,10 @@ Test(pack, refuses_what_it_cannot_do_before_anything_moves)
     m.first_depth = 3;
     FAILS(KVS_E_INVALID, kvs_pack_store(e.pack, &m, &r, 0, &err));
     m.first_depth = 0;
+    m.parent = l.keys[0];
+    FAILS(KVS_E_INVALID, kvs_pack_store(e.pack, &m, &r, 0, &err));
+    cr_assert_str_eq(err.msg, "parent: is not zeros, but first_depth is 0");
+    m.parent = NULL;
     m.flags = 8;
     FAILS(KVS_E_INVALID, kvs_pack_store(e.pack, &m, &r, 0, &err));
     m.flags = 0;

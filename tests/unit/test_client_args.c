@@ -497,6 +497,31 @@ Test(client_args, a_null_is_refused_by_its_name_in_every_call)
     world_fini(&w);
 }
 
+/* As the daemon has it: tests/unit/test_op_cache.c. */
+Test(client_args, a_parent_that_does_not_fit_its_depth_is_refused)
+{
+    static const uint8_t ZEROS[KVS_KEY_BYTES];
+    unsigned before;
+    world w = {0};
+
+    world_init(&w);
+    before = sent(&w);
+    kvs_store_args a = {.ns = w.ns, .region = w.region, .n = 1, .keys = KEY, .slots = &w.slot, .parent = KEY};
+
+    cr_assert_eq(kvs_store(&a, 0, &err), KVS_E_INVALID);
+    cr_assert_str_eq(err.msg, "parent: is not zeros, but first_depth is 0");
+    a.first_depth = 2;
+    a.parent = NULL;
+    cr_assert_eq(kvs_store(&a, 0, &err), KVS_E_INVALID);
+    cr_assert_str_eq(err.msg, "parent: none, but first_depth is 2; zeros if you do not know it");
+    cr_assert_eq(sent(&w), before);
+    a.parent = ZEROS;
+    ok(kvs_store(&a, 0, &err));
+    a.first_depth = 0;
+    ok(kvs_store(&a, 0, &err));
+    world_fini(&w);
+}
+
 Test(client_args, what_the_header_lets_be_null_may_be)
 {
     kvs_report_args summary = KVS_REPORT_SUMMARY;

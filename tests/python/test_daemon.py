@@ -22,7 +22,7 @@ from kvstride import (
     CancelledError, Client, DeadlineError, DecodeCall, Entry, Event, Format, Opened, PartialError, PlaneMap, Region,
     Slot, Status, StatusError, Sync, WriteCall, derive_chain, derive_key, make_memfd, mla_namespace, wire,
 )  # fmt: skip
-from kvstride.errors import KvstrideError, WireError
+from kvstride.errors import KvstrideError, WireError, status_name, status_of
 from kvstride.wire import Op
 
 from support import PROTOCOL, ROOT, Daemon
@@ -75,7 +75,7 @@ class Pages(unittest.TestCase):
             )
             self.assertEqual(run.returncode, 0, run.stderr)
             said.append(run.stdout.splitlines())
-        self.assertEqual(said[0], ["2"])
+        self.assertEqual(said[0], ["2", "[<Status.E_EXISTS: 15>]"])
         self.assertAlmostEqual(float(said[1][-1]), math.log(4), places=6)
 
 
@@ -228,6 +228,38 @@ class Sessions(WithDaemon):
         with Client(daemon.socket):
             with self.assertRaisesRegex(AwayError, "closed before HELLO was answered .*: all places are taken"):
                 Client(daemon.socket)
+
+
+class Statuses(WithDaemon):
+    def test_are_members(self) -> None:
+        client, opened = self.client, self.opened
+        region = client.region_create(opened, 3)
+        self.stored(region, 1)
+        again = client.store_buffers(opened, region, KEYS[:2], [bytes(opened.slot_bytes)] * 2)
+        self.assertEqual(repr(again), "[<Status.E_EXISTS: 15>, <Status.OK: 0>]")
+        self.assertEqual(again, [15, 0])
+        results = client.load(opened, region, [*KEYS[:2], KEYS[5]], partial=True)
+        self.assertEqual([r.status for r in results], [Status.OK, Status.OK, Status.E_NOT_FOUND])
+        dropped = client.slot_drop(region, [r.ref for r in results[:2]])
+        pinned = client.pin(opened, [KEYS[0], KEYS[5]], partial=True)
+        for status in (*(r.status for r in results), *dropped, *pinned):
+            self.assertIsInstance(status, Status)
+        with self.assertRaises(StatusError) as caught:
+            client.region_close(Region(99, 0, 0, 0, 0, bytes(16), []))
+        self.assertIs(caught.exception.status, Status.E_NOT_FOUND)
+
+    def test_one_that_is_not_known_stays_a_number(self) -> None:
+        self.assertIs(status_of(15), Status.E_EXISTS)
+        self.assertEqual((status_of(99), type(status_of(99)), status_name(99)), (99, int, "status 99"))
+
+    def test_a_key_keeps_its_first_bytes(self) -> None:
+        client, opened = self.client, self.opened
+        region = client.region_create(opened, 2)
+        first, out = random.randbytes(opened.slot_bytes), bytearray(opened.slot_bytes)
+        self.assertEqual(client.store_buffers(opened, region, KEYS[:1], [first]), [Status.OK])
+        self.assertEqual(client.store_buffers(opened, region, KEYS[:1], [bytes(len(first))]), [Status.E_EXISTS])
+        client.load_buffers(opened, region, KEYS[:1], [out])
+        self.assertEqual(out, first)
 
 
 class Copies(WithDaemon):

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Iterator, NamedTuple, Sequence
 
 from . import wire
-from .errors import AwayError, KvstrideError, Status, StatusError, WireError, error_for
+from .errors import AwayError, KvstrideError, Status, StatusError, WireError, error_for, status_of
 from .layout import Namespace
 from .region import ANY_SLOT, PlaneMap, Region, Slot, bytes_of
 from .wire import NONE, ZERO_KEY, Op
@@ -94,7 +94,7 @@ class Lease(NamedTuple):
 class LoadResult(NamedTuple):
     """Of one block: status, `LOAD_*` flags, and where it is (slot `NONE`: nowhere)."""
 
-    status: int
+    status: Status | int
     flags: int
     slot: int
     gen: int
@@ -108,7 +108,7 @@ class LoadResult(NamedTuple):
 class CallResult(NamedTuple):
     """Of one WRITE, DECODE or EXTEND call."""
 
-    status: int
+    status: Status | int
     parts: int
     kernel: int
     bad: int
@@ -407,17 +407,17 @@ class Client:
     def region_reoffer(
         self, opened: Opened | None, region: Region, entries: Sequence[Entry] = (), *, device: int = 0,
         deadline: float | None = None,
-    ) -> tuple[Region, list[int]]:  # fmt: skip
+    ) -> tuple[Region, list[Status | int]]:  # fmt: skip
         """Offer a daemon region of an earlier life of the daemon, still mapped (`region` may be another client's, but
         not closed), with the slots that are still in use; `opened`: its namespace, opened again. Returns the region
-        on this connection, which takes nothing from `region`, and a status an entry: look at each."""
+        on this connection, which takes nothing from `region`, and a `Status` an entry: look at each."""
         ns, kind = (opened.ns, 0) if opened else (NONE, 1)
         body = _pack(
             Op.REGION_ATTACH, {"entry": entries}, ns=ns, kind=kind, device=device, n_slots=region.n_slots,
             bytes=region.nbytes, mode=1, n_entries=len(entries), token=region.token,
         )  # fmt: skip
         answer = self._call(Op.REGION_ATTACH, body, deadline, fds=region.fds, partial=True)
-        return self._map_region(opened, answer), list(answer.arrays["status"])
+        return self._map_region(opened, answer), _statuses(answer)
 
     def region_import(
         self, opened: Opened, n_slots: int, fds: Sequence[int], maps: Sequence[PlaneMap] | None = None, *,
@@ -479,19 +479,19 @@ class Client:
 
     def pin(
         self, opened: Opened, keys: Sequence[bytes], *, partial: bool = False, deadline: float | None = None
-    ) -> list[int]:
-        """Keep resident blocks for good. Returns a status a key; PartialError unless all are OK or `partial`."""
+    ) -> list[Status | int]:
+        """Keep resident blocks for good. Returns a `Status` a key; PartialError unless all are OK or `partial`."""
         return self._keys(Op.PIN, opened, keys, partial, deadline)
 
     def unpin(
         self, opened: Opened, keys: Sequence[bytes], *, partial: bool = False, deadline: float | None = None
-    ) -> list[int]:
+    ) -> list[Status | int]:
         """Undo `pin`."""
         return self._keys(Op.UNPIN, opened, keys, partial, deadline)
 
     def drop(
         self, opened: Opened, keys: Sequence[bytes], *, partial: bool = False, deadline: float | None = None
-    ) -> list[int]:
+    ) -> list[Status | int]:
         """Remove keys; `E_BUSY` of a key: leased or pinned."""
         return self._keys(Op.DROP, opened, keys, partial, deadline)
 
@@ -511,13 +511,13 @@ class Client:
     def slot_drop(
         self, region: Region, slots: Sequence[Slot], *, after_counter: int = NONE, after_value: int = 0,
         partial: bool = False, deadline: float | None = None,
-    ) -> list[int]:  # fmt: skip
-        """Free private slots, end a hold of shared ones, when the counter is reached. Returns a status a slot."""
+    ) -> list[Status | int]:  # fmt: skip
+        """Free private slots, end a hold of shared ones, when the counter is reached. Returns a `Status` a slot."""
         body = _pack(
             Op.SLOT_DROP, {"slot": slots}, region=region.number, n=len(slots), after_counter=after_counter,
             after_value=after_value,
         )  # fmt: skip
-        return list(self._call(Op.SLOT_DROP, body, deadline, partial=partial).arrays["status"])
+        return _statuses(self._call(Op.SLOT_DROP, body, deadline, partial=partial))
 
     def submit_load(
         self, opened: Opened, region: Region, keys: Sequence[bytes], slots: Sequence[Slot] | None = None, *,
@@ -558,16 +558,17 @@ class Client:
     def store(
         self, opened: Opened, region: Region, keys: Sequence[bytes], slots: Sequence[Slot], *, partial: bool = False,
         **options: Any,
-    ) -> list[int]:  # fmt: skip
-        """Slots into blocks; options of `submit_store`. Returns a status a key: `OK` or `E_EXISTS`."""
+    ) -> list[Status | int]:  # fmt: skip
+        """Slots into blocks; options of `submit_store`. Returns a `Status` a key: `OK`, or `E_EXISTS`:
+        the key keeps the bytes that it has, these were not moved."""
         return self.submit_store(opened, region, keys, slots, **options).wait(partial=partial)
 
     def store_buffers(
         self, opened: Opened, region: Region, keys: Sequence[bytes], buffers: Sequence[Any], *, itemsize: int = 1,
         first_depth: int = 0, parent: bytes = ZERO_KEY, deadline: float | None = None,
-    ) -> list[int]:  # fmt: skip
+    ) -> list[Status | int]:  # fmt: skip
         """Store one contiguous buffer of at least `slot_bytes` bytes a key: through slots of a daemon region that are
-        taken and given back. BufferRefused: before any byte moved or any request was sent."""
+        taken and given back. Returns what `store` does. BufferRefused: before any byte moved or any request was sent."""
         _same_length(keys, buffers)
         for i, buffer in enumerate(buffers):
             bytes_of(buffer, opened.slot_bytes, writable=False, itemsize=itemsize, what=f"buffers[{i}]")
@@ -757,9 +758,9 @@ class Client:
 
     def _keys(
         self, op: Op, opened: Opened, keys: Sequence[bytes], partial: bool, deadline: float | None
-    ) -> list[int]:
+    ) -> list[Status | int]:
         body = _pack(op, {"key": keys}, ns=opened.ns, n=len(keys))
-        return list(self._call(op, body, deadline, partial=partial).arrays["status"])
+        return _statuses(self._call(op, body, deadline, partial=partial))
 
     def _settle(self, error: StatusError) -> None:
         """Wait until no item of a request that ran out of time is in the daemon's hands."""
@@ -979,13 +980,17 @@ def _pack(op: Op, arrays: dict[str, Sequence[Any]] | None = None, /, **values: A
     return body.pack(arrays, **values)
 
 
+def _statuses(answer: _Answer) -> list[Status | int]:
+    return [status_of(number) for number in answer.arrays["status"]]
+
+
 def _results(op: Op, answer: _Answer) -> Any:
     if op == Op.LOAD:
-        return [LoadResult(*r) for r in answer.arrays["result"]]
+        return [LoadResult(status_of(status), *r) for status, *r in answer.arrays["result"]]
     if op in (Op.WRITE, Op.DECODE, Op.EXTEND):
-        return [CallResult(*r) for r in answer.arrays["result"]]
+        return [CallResult(status_of(status), *r) for status, *r in answer.arrays["result"]]
     if op in (Op.STORE, Op.SLOT_DROP, Op.PIN, Op.UNPIN, Op.DROP):
-        return list(answer.arrays["status"])
+        return _statuses(answer)
     return answer.row
 
 

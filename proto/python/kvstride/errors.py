@@ -10,7 +10,8 @@ from typing import Any
 
 
 class Status(IntEnum):
-    """Statuses of the protocol (section 13). A number that is not here is a failure."""
+    """Statuses of the protocol (section 13), as calls return them; equal to their numbers. One that comes from a newer
+    daemon and is not here stays a plain number, and is a failure."""
 
     OK = 0
     E_PROTO = 1
@@ -38,12 +39,18 @@ class Status(IntEnum):
     E_STALE = 23
 
 
+_KNOWN = {int(status): status for status in Status}
+
+
+def status_of(number: int) -> Status | int:
+    """The `Status` of a number; the number itself if it is not known here."""
+    return _KNOWN.get(number, number)
+
+
 def status_name(status: int) -> str:
     """The name of `status`; "status N" for one that is not known here."""
-    try:
-        return Status(status).name
-    except ValueError:
-        return f"status {status}"
+    known = status_of(status)
+    return known.name if isinstance(known, Status) else f"status {status}"
 
 
 class KvstrideError(Exception):
@@ -74,7 +81,7 @@ def _failed(results: Any) -> str:
 class StatusError(KvstrideError):
     """The daemon refused a request, or it ended badly.
 
-    `status`: number, see `Status`; `op`: name of the operation; `message`: the daemon's text, for people;
+    `status`: a `Status`, or a number that is none; `op`: name of the operation; `message`: the daemon's text, for people;
     `request_id`: id of the request, for `Client.cancel`; `results`: what is known of each item, or None.
     """
 
@@ -82,7 +89,7 @@ class StatusError(KvstrideError):
         said = message or _failed(results)
         super().__init__(f"{op}: {status_name(status)}" + (f": {said}" if said else ""))
         self.op = op
-        self.status = status
+        self.status = status_of(status)
         self.message = message
         self.request_id = request_id
         self.results = results

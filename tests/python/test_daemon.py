@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import pathlib
@@ -77,6 +78,16 @@ class Pages(unittest.TestCase):
             said.append(run.stdout.splitlines())
         self.assertEqual(said[0], ["2", "[<Status.E_EXISTS: 15>]"])
         self.assertAlmostEqual(float(said[1][-1]), math.log(4), places=6)
+
+    def test_signatures(self) -> None:
+        text = (ROOT / "proto" / "python" / "README.md").read_text()
+        for name in ("read", "write", "view", "read_slot", "write_slot"):
+            given = list(inspect.signature(getattr(Region, name)).parameters.values())[1:]  # without self
+            bare = inspect.Signature([p.replace(annotation=p.empty) for p in given])
+            self.assertIn(f"| `{name}{bare}` |", text)
+        defaults = {**Entry._field_defaults, "key": "ZERO_KEY"}
+        fields = ", ".join(f"{f}={defaults[f]}" if f in defaults else f for f in Entry._fields)
+        self.assertIn(f"`Entry({fields})`", text)
 
 
 class WithDaemon(unittest.TestCase):

@@ -124,27 +124,46 @@ void core_reloaded(core *c, kvs_status s, const kvs_err *err)
     c->reload_err = s != KVS_OK ? *err : (kvs_err){0};
 }
 
+static void on_emptied(core *c, sweep *w);
+
+static void begin_emptying(core *c, uint32_t t, uint64_t leases)
+{
+    sweep *w = &c->tenants[t].emptying;
+
+    c->tenants[t].left_more = false;
+    *w = (sweep){.keys = {.tenant = t, .ns = WIRE_NONE32, .pinned_too = true, .gone = true}, .on_end = on_emptied};
+    w->keys.sum.leases = leases;
+    core_sweep(c, w);
+}
+
 static void on_emptied(core *c, sweep *w)
 {
     const directory_reset_result *r = &w->keys.sum;
+    uint32_t t = w->keys.tenant;
 
     w->on_end = NULL;
     log_event(LOG_LEVEL_INFO, "tenant_emptied", " tenant=%s blocks=%" PRIu64 " unfinished=%" PRIu64 " leases=%" PRIu64,
-              tenant_name(c->config, w->keys.tenant), r->dropped, r->aborted, r->leases);
+              tenant_name(c->config, t), r->dropped, r->aborted, r->leases);
+    if (c->tenants[t].left_more)
+        begin_emptying(c, t, 0);
 }
 
-/* Nobody can ask for these blocks any more: they go, pinned or leased or not.  What is being copied goes when that ends. */
+/* Nobody can ask for these blocks any more, not even a tenant of that name that comes back: they go, pinned or leased or not.
+ * What is being copied goes when that ends. */
 static void empty_gone_tenants(core *c)
 {
     for (uint32_t t = 0; t < c->config->n_tenants; t++) {
-        sweep *w = &c->tenants[t].emptying;
         directory_tenant x;
+        uint64_t leases;
 
-        directory_get_tenant(c->dir, t, &x);
-        if (!c->config->tenants[t].gone || w->on_end || (x.used_bytes == 0 && x.n_leases == 0))
+        if (!c->config->tenants[t].gone)
             continue;
-        *w = (sweep){.keys = {.tenant = t, .ns = WIRE_NONE32, .pinned_too = true}, .on_end = on_emptied};
-        core_sweep(c, w);
+        directory_get_tenant(c->dir, t, &x);
+        leases = directory_leave(c->dir, t);
+        if (c->tenants[t].emptying.on_end)
+            c->tenants[t].left_more = c->tenants[t].left_more || x.n_namespaces > 0;
+        else if (x.used_bytes > 0 || leases > 0)
+            begin_emptying(c, t, leases);
     }
 }
 
@@ -381,7 +400,7 @@ uint64_t core_next_due(const core *c)
 {
     uint64_t due = c->lease_due_us;
 
-    if (c->step_due || c->sweeps)
+    if (c->step_due || c->n_sweeps > 0)
         return c->now_us;
     if (c->n_due > 0 && c->due[0]->deadline_us < due)
         due = c->due[0]->deadline_us;

@@ -236,8 +236,16 @@ typedef struct sweep {
     void *ud;
 } sweep;
 
+/* Whose sweeps take turns: those of each tenant, of operators, and of what tenants that are gone have left. */
+enum { SWEEP_OPERATORS = CONFIG_MAX_TENANTS, SWEEP_GONE, SWEEP_OWNERS };
+
+typedef struct sweep_line {
+    sweep *first, **end; /* end: of no meaning while there is no first */
+} sweep_line;
+
 typedef struct core_tenant {
     sweep emptying; /* on_end NULL: it is not on its way */
+    bool left_more; /* since it began */
     uint32_t n_clients;
     uint64_t region_bytes, import_bytes; /* charged */
     uint32_t region_fds;                 /* that its regions keep, imports included */
@@ -290,7 +298,8 @@ struct core {
     exchange_reach reach[WIRE_MAX_DEVICES][WIRE_MAX_DEVICES];
     exchange exchanges[WIRE_MAX_DEVICES][WIRE_MAX_DEVICES]; /* [i][i] is none */
     bool may_exchange[WIRE_MAX_DEVICES];                    /* with any other */
-    sweep *sweeps;                                          /* the next one to go on first */
+    sweep_line sweeps[SWEEP_OWNERS];                        /* the next one to go on first */
+    uint32_t n_sweeps, swept;                               /* swept: the latest owner that had a turn */
     struct load *held;                                      /* load_twin.c */
     uint64_t held_due_us;                                   /* to look at those that are held */
     const persist *memory;                                  /* borrowed; NULL: the pool's own */
@@ -336,11 +345,12 @@ void core_share_link(const core *c, uint32_t tenant, uint32_t share);
 void core_present(core *c, uint32_t by); /* one more tenant has clients now, or one less */
 
 /* sweep.c */
-enum { SWEEP_STEP = 1024 };                      /* slots that one turn looks at, or searches, of all sweeps together */
-void core_sweep(core *c, sweep *w);              /* by later steps, until on_end */
-void core_sweep_step(core *c);                   /* one of them, a part */
-void core_sweep_regions(sweep *w);               /* from w->region on, all at once */
-void core_sweeps_pass(core *c, const region *g); /* it is about to leave the list */
+enum { SWEEP_STEP = 1024 };            /* slots that one turn looks at, or searches, of all sweeps together */
+void core_sweep(core *c, sweep *w);    /* by later steps, until on_end */
+void core_sweep_step(core *c);         /* one of them, a part */
+sweep *core_next_sweep(const core *c); /* the one whose turn is next; NULL: there is none */
+void core_sweep_regions(const core *c, sweep *w); /* from w->region on, all at once */
+void core_sweeps_pass(core *c, const region *g);  /* it is about to leave the list */
 
 /* deadlines.c */
 kvs_status core_due_add(core *c, request *r);

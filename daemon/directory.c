@@ -164,7 +164,10 @@ kvs_status directory_ns_reserve(directory *d, uint32_t number, uint32_t tenant, 
     uint64_t n = d->tenants[tenant].pub.n_namespaces;
     ns_entry **ns;
 
-    if (n >= most || number >= DIRECTORY_MAX_NAMESPACES)
+    if (number >= DIRECTORY_MAX_NAMESPACES)
+        return kvs_fail(err, KVS_E_LIMIT, "namespaces: all %d numbers of this life of the daemon are given away",
+                        (int)DIRECTORY_MAX_NAMESPACES);
+    if (n >= most)
         return kvs_fail(err, KVS_E_LIMIT, "namespaces: %lu are open, at most %lu may be", (unsigned long)n,
                         (unsigned long)most);
     if (check_text(d, tenant, canon_len, err) != KVS_OK)
@@ -187,15 +190,35 @@ static uint64_t ns_memory(const ns_entry *n)
     return sizeof *n + n->canon_len + n->pub.desc.n_planes * sizeof *n->planes;
 }
 
+/* It takes nothing of what its tenant may have. */
+static void uncount_ns(directory *d, const ns_entry *n)
+{
+    d->tenants[n->pub.tenant].text_bytes -= table_ns_bytes(n->canon_len);
+    d->tenants[n->pub.tenant].pub.n_namespaces--;
+}
+
 void directory_ns_unset(directory *d, uint32_t number)
 {
     ns_entry *n = d->ns[number];
 
     d->ns_memory -= ns_memory(n);
-    d->tenants[n->pub.tenant].text_bytes -= table_ns_bytes(n->canon_len);
-    d->tenants[n->pub.tenant].pub.n_namespaces--;
+    uncount_ns(d, n);
     d->ns[number] = NULL;
     directory_ns_destroy(n);
+}
+
+uint64_t directory_leave(directory *d, uint32_t tenant)
+{
+    for (uint32_t i = 0; i < d->n_ns; i++) {
+        ns_entry *n = d->ns[i];
+
+        if (n == NULL || n->pub.tenant != tenant || n->pub.gone)
+            continue;
+        uncount_ns(d, n);
+        n->pub.gone = true;
+        pool_drop_ns(d->pool, i);
+    }
+    return directory_end_leases(d, tenant, WIRE_NONE32);
 }
 
 void directory_ns_set(directory *d, uint32_t number, ns_entry *n)
@@ -231,7 +254,8 @@ kvs_status directory_open(directory *d, uint32_t tenant, const uint8_t *canon, s
         n = d->ns[i];
         if (n == NULL) {
             number = i; /* of an earlier life, and never told to anybody in this one */
-        } else if (n->pub.tenant == tenant && n->canon_len == len && memcmp(n->canon, canon, len) == 0) {
+        } else if (n->pub.tenant == tenant && !n->pub.gone && n->canon_len == len &&
+                   memcmp(n->canon, canon, len) == 0) {
             *ret = i;
             return KVS_OK;
         }

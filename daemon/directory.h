@@ -80,6 +80,7 @@ typedef struct directory_counts {
 } directory_counts;
 typedef struct directory_ns {
     uint32_t tenant, layout;
+    bool gone; /* its tenant has left: nobody may name it, and its blocks are on their way out */
     uint64_t slot_bytes;
     kvs_namespace desc; /* planes owned by the directory */
     uint8_t digest[32];
@@ -88,6 +89,9 @@ typedef struct directory_ns {
 } directory_ns;
 /* Find or add by tenant and whole canonical description (compared, not only its digest). */
 kvs_status directory_open(directory *d, uint32_t tenant, const uint8_t *canon, size_t len, uint32_t *ret, kvs_err *err);
+/* The tenant has no namespace any more: an OPEN of the same description makes another one, and no later life adopts a block of
+ * these.  Their leases end here; a sweep of what is gone takes the blocks away.  Returns the leases that ended. */
+uint64_t directory_leave(directory *d, uint32_t tenant);
 const directory_ns *directory_namespace(const directory *d, uint32_t ns); /* NULL: no such number */
 uint32_t directory_n_namespaces(const directory *d); /* numbers are below it; some may be nobody's */
 
@@ -175,6 +179,7 @@ typedef struct directory_reset_result {
 typedef struct directory_sweep { /* the caller's memory, from begin to end */
     uint32_t tenant, ns;         /* filled before the begin, with the next one; the rest is zero then */
     bool pinned_too;
+    bool gone;                  /* of namespaces that were left, and of no other; else of the others */
     directory_reset_result sum; /* so far */
     bool over;                  /* the last step was made */
     /* the directory's */

@@ -28,7 +28,7 @@ static bool is_for(const peer *p, const core_event *e)
     if (p->tenant == TENANT_ADMIN)
         return true;
     n = directory_namespace(p->core->dir, e->ns);
-    return n && tenant_may(p->tenant, n->tenant);
+    return n && !n->gone && tenant_may(p->tenant, n->tenant);
 }
 
 static reply *event_frame(const peer *p, uint32_t n)

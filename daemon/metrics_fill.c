@@ -51,7 +51,7 @@ static metrics_tenant *row_of(const core *c, metrics_snapshot *s, uint32_t tenan
 
 static void put_namespace(metrics_tenant *t, const directory_ns *n)
 {
-    t->namespaces++;
+    t->namespaces += !n->gone;
     t->ready_blocks += n->n_ready;
     t->ready_bytes += n->n_ready * n->slot_bytes;
     t->leased_bytes += n->n_leased * n->slot_bytes;

@@ -366,6 +366,6 @@ kvs_status op_drop(request *r, wire_in *in, kvs_err *err)
         core_sweep(c, w);
         return KVS_OK;
     }
-    core_sweep_regions(w);
+    core_sweep_regions(c, w);
     return put_results(r, "drop", q.ns, q.n, results);
 }

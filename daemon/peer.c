@@ -152,7 +152,7 @@ kvs_status peer_ns(const peer *p, uint32_t ns, const directory_ns **ret, kvs_err
 {
     const directory_ns *n = ns == WIRE_NONE32 ? NULL : directory_namespace(p->core->dir, ns);
 
-    if (!n || !tenant_may(p->tenant, n->tenant))
+    if (!n || n->gone || !tenant_may(p->tenant, n->tenant))
         return kvs_fail(err, KVS_E_NOT_FOUND, "ns: %u is no namespace of this %s", ns,
                         p->info.is_admin ? "daemon; 'kvstridectl namespaces' lists them" : "client");
     *ret = n;

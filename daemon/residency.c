@@ -99,7 +99,7 @@ kvs_status directory_drop(directory *d, uint32_t ns, const uint8_t key[32])
 
 static bool in_sweep(const directory *d, const directory_sweep *w, uint32_t ns)
 {
-    return d->ns[ns] != NULL && (w->ns == WIRE_NONE32 || w->ns == ns) &&
+    return d->ns[ns] != NULL && d->ns[ns]->pub.gone == w->gone && (w->ns == WIRE_NONE32 || w->ns == ns) &&
            (w->tenant == WIRE_NONE32 || w->tenant == tenant_of(d, ns));
 }
 
@@ -169,8 +169,10 @@ static bool reset_extent(directory *d, directory_sweep *w, uint32_t *budget)
 
 void directory_reset_begin(directory *d, directory_sweep *w)
 {
-    ++*count_of(d, w);
-    w->sum.leases = directory_end_leases(d, w->tenant, w->ns);
+    if (!w->gone) { /* what is gone nobody can lease, and its leases have ended */
+        ++*count_of(d, w);
+        w->sum.leases = directory_end_leases(d, w->tenant, w->ns);
+    }
     w->charged = d->n_charged;
     for (uint32_t i = 0; i < d->n_ns; i++)
         if (in_sweep(d, w, i))
@@ -198,7 +200,8 @@ void directory_reset_end(directory *d, const directory_sweep *w)
 {
     static const uint8_t no_key[32];
 
-    --*count_of(d, w);
+    if (!w->gone)
+        --*count_of(d, w);
     for (uint32_t i = 0; i < d->n_ns; i++) {
         ns_entry *n = d->ns[i];
 

@@ -433,7 +433,7 @@ static void put_namespaces(const core *c, json_writer *w)
     for (uint32_t i = 0; i < directory_n_namespaces(c->dir); i++) {
         const directory_ns *n = directory_namespace(c->dir, i);
 
-        if (n)
+        if (n && !n->gone)
             put_namespace(c->config, i, n, w);
     }
     json_end(w);

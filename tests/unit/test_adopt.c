@@ -227,6 +227,28 @@ Test(adopt, releases_the_blocks_of_a_tenant_that_is_no_more)
     end();
 }
 
+/* Symptom: a crash before all of them were gone brought them back, to whoever had the tenant's name then. */
+Test(adopt, brings_back_no_block_of_a_tenant_that_had_left)
+{
+    uint32_t ns;
+
+    live(2);
+    ns = fixture_open(&f, 2, "model", 2);
+    cr_assert_eq(fixture_store(&f, ns, 10, 3, 0, 0), 3);
+    cr_assert_eq(directory_leave(f.dir, 2), 0);
+    fixture_check(&f);
+    ns = fixture_open(&f, 2, "model", 2);
+    cr_assert_not(fixture_has(&f, ns, 10));
+    cr_assert_eq(fixture_store(&f, ns, 20, 2, 0, 0), 2);
+    again();
+    cr_assert_eq(fixture_stats(&f).refused, 3);
+    ns = fixture_open(&f, 2, "model", 2);
+    cr_assert_not(fixture_has(&f, ns, 10));
+    cr_assert_eq(fixture_lookup(&f, ns, 20, 2), 2);
+    cr_assert_eq(fixture_lookup(&f, f.ns, 1, 2), 2);
+    end();
+}
+
 /* Blocks are found before their memory is usable; nothing is taken from there, and none of them is evicted in vain. */
 Test(adopt, serves_blocks_before_their_piece_is_usable_and_takes_no_slot_there)
 {

@@ -122,7 +122,7 @@ static void step(life *l)
 static void come_to_rest(fx *f)
 {
     while (!core_is_idle(f->core)) {
-        if (f->core->sweeps)
+        if (f->core->n_sweeps > 0)
             fx_advance(f, 0);
         else
             fx_run(f, 1);

@@ -62,7 +62,7 @@ static void check(world *w)
 
 static void stop(world *w)
 {
-    cr_assert_null(w->f.core->sweeps);
+    cr_assert_null(core_next_sweep(w->f.core));
     check(w);
     fx_gone(&w->other);
     fx_gone(&w->admin);
@@ -183,6 +183,37 @@ Test(sweep, a_small_reset_does_not_wait_for_the_end_of_a_large_one)
     check(&w);
     (void)wait_reset(&w.c, large, KVS_OK);
     cr_assert_eq(n_ready(&w), 0);
+    fx_gone(&w.c);
+    stop(&w);
+}
+
+/* Symptom: 15,000 RESETs of one tenant made that of another one, and the operator's, wait for a minute. */
+Test(sweep, many_resets_of_a_tenant_have_the_turn_of_one)
+{
+    enum { MANY_RESETS = 40 };
+    world w;
+    fx_client red;
+    uint64_t id[MANY_RESETS], of_red, of_admin;
+
+    start(&w);
+    fx_client_open_tenant(&red, &w.f, 1);
+    w.red = fx_ns(&red, "theirs");
+    fill(&w, w.red, 1, 3);
+    for (int i = 0; i < MANY_RESETS; i++)
+        id[i] = send_reset(&w.c, WIRE_NONE32, 0, 0);
+    one_turn(&w);
+    of_red = send_reset(&red, w.red, 0, 0);
+    of_admin = send_reset(&w.admin, w.red, 0, 0);
+    for (int i = 0; i < 3 * (BLOCKS / A_STEP + 2); i++) /* theirs may lie behind all the others */
+        one_turn(&w);
+    cr_assert(fx_has_reply(&red, of_red) && fx_has_reply(&w.admin, of_admin));
+    cr_assert_not(fx_has_reply(&w.c, id[0]));
+    (void)wait_reset(&red, of_red, KVS_OK);
+    (void)wait_reset(&w.admin, of_admin, KVS_OK);
+    for (int i = 0; i < MANY_RESETS; i++)
+        (void)wait_reset(&w.c, id[i], KVS_OK);
+    cr_assert_eq(n_ready(&w), 0);
+    fx_gone(&red);
     fx_gone(&w.c);
     stop(&w);
 }
@@ -361,12 +392,12 @@ Test(sweep, a_region_that_closes_while_it_is_looked_at_is_left_out)
     (void)keep(&w.other, &first, KEPT);
     fill(&w, w.few, 100, A_STEP - 100);
     id = send_reset(&w.c, w.few, 0, 0);
-    while (w.f.core->sweeps->region == NULL) /* the blocks first */
+    while (core_next_sweep(w.f.core)->region == NULL) /* the blocks first */
         one_turn(&w);
-    cr_assert_eq(w.f.core->sweeps->region->id, first.id);
+    cr_assert_eq(core_next_sweep(w.f.core)->region->id, first.id);
     wire_put_region_close_req(&b->out, &(wire_region_close_req){.region = first.id});
     (void)fx_send(&w.other, WIRE_REGION_CLOSE, b);
-    cr_assert_eq(w.f.core->sweeps->region, stays);
+    cr_assert_eq(core_next_sweep(w.f.core)->region, stays);
     (void)wait_reset(&w.c, id, KVS_OK);
     cr_assert_eq(stays->n_keys, 0);
     fx_unmap(&first);
@@ -458,7 +489,7 @@ Test(sweep, a_drop_of_few_searches_is_answered_at_once)
     id = fx_send(&w.c, WIRE_DROP, fx_keys_body(w.ns, 0, A_STEP / REGIONS)); /* 1,020 searches */
     cr_assert(fx_has_reply(&w.c, id));
     cr_assert_eq(n_kept(r), REGIONS * NAMED - A_STEP / REGIONS * REGIONS);
-    cr_assert_null(w.f.core->sweeps);
+    cr_assert_null(core_next_sweep(w.f.core));
     unmap_all(g);
     fx_gone(&w.c);
     stop(&w);
@@ -520,7 +551,7 @@ Test(sweep, a_tenant_that_a_reload_has_taken_out_is_emptied_in_parts)
     core_configured(w.f.core);
     had = n_ready(&w);
     cr_assert_eq(had, 2 * BLOCKS + 2, "not within the reload");
-    for (; w.f.core->sweeps; turns++, had = n_ready(&w)) {
+    for (; core_next_sweep(w.f.core); turns++, had = n_ready(&w)) {
         core_configured(w.f.core); /* another reload meanwhile: it goes on as it was */
         one_turn(&w);
         cr_assert_leq(had - n_ready(&w), A_STEP);
@@ -529,6 +560,74 @@ Test(sweep, a_tenant_that_a_reload_has_taken_out_is_emptied_in_parts)
     cr_assert_geq(turns, BLOCKS / A_STEP);
     directory_get_tenant(w.f.core->dir, 1, &t);
     cr_assert(t.used_bytes == 0 && t.pinned_bytes == 0);
+    cr_assert_eq(n_ready(&w), BLOCKS + 2);
+    fx_gone(&w.c);
+    stop(&w);
+}
+
+static void set_red(world *w, bool gone)
+{
+    w->f.cfg.tenants[1].gone = gone;
+    core_configured(w->f.core);
+}
+
+/* Symptom: whoever had the name next found all of them, and what it stored meanwhile went with them. */
+Test(sweep, a_tenant_that_comes_back_finds_nothing_of_what_it_had_and_keeps_what_it_stores)
+{
+    world w;
+    fx_client red;
+    directory_tenant t;
+    uint32_t before;
+
+    start(&w);
+    fx_client_open_tenant(&red, &w.f, 1);
+    before = fx_ns(&red, "theirs");
+    fill(&w, before, 1, BLOCKS);
+    cr_assert_eq(fx_status(&red, WIRE_PIN, fx_keys_body(before, 1, 2)), KVS_OK);
+    fx_gone(&red);
+    set_red(&w, true);
+    set_red(&w, false);
+    fx_client_open_tenant(&red, &w.f, 1);
+    cr_assert_eq(fx_status(&red, WIRE_PIN, fx_keys_body(before, 1, 1)), KVS_E_NOT_FOUND, "by its old number");
+    w.red = fx_ns(&red, "theirs");
+    cr_assert_neq(w.red, before);
+    cr_assert_eq(fx_lookup(&red, w.red, 1, 2), 0);
+    fill(&w, w.red, 1, 3);
+    cr_assert_eq(fx_lookup(&red, w.red, 1, 3), 3);
+    while (core_next_sweep(w.f.core)) {
+        one_turn(&w);
+        check(&w);
+        cr_assert_eq(fx_lookup(&red, w.red, 1, 3), 3);
+    }
+    cr_assert_eq(n_ready(&w), BLOCKS + 2 + 3);
+    directory_get_tenant(w.f.core->dir, 1, &t);
+    cr_assert(t.n_ready == 3 && t.n_namespaces == 1 && t.pinned_bytes == 0);
+    (void)wait_reset(&red, send_reset(&red, WIRE_NONE32, 0, 0), KVS_OK);
+    fx_gone(&red);
+    fx_gone(&w.c);
+    stop(&w);
+}
+
+Test(sweep, a_tenant_that_goes_again_before_it_was_emptied_leaves_nothing)
+{
+    world w;
+    fx_client red;
+    directory_tenant t;
+
+    start(&w);
+    for (int i = 0; i < 3; i++) {
+        fx_client_open_tenant(&red, &w.f, 1);
+        w.red = fx_ns(&red, "theirs");
+        fill(&w, w.red, 1, 2000);
+        fx_gone(&red);
+        set_red(&w, true);
+        one_turn(&w);
+        set_red(&w, i == 2);
+    }
+    while (core_next_sweep(w.f.core))
+        one_turn(&w);
+    directory_get_tenant(w.f.core->dir, 1, &t);
+    cr_assert(t.used_bytes == 0 && t.n_namespaces == 0);
     cr_assert_eq(n_ready(&w), BLOCKS + 2);
     fx_gone(&w.c);
     stop(&w);

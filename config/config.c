@@ -122,13 +122,23 @@ static kvs_status set_section(config *c, const json_node *section, kvs_err *err)
 
 /* ---- rules between keys ---- */
 
+/* Past parts that name nothing: of "//", "/./" and a "/." at the end all but the slash before the next name. */
+static const char *skip_nothing(const char *p)
+{
+    for (;;)
+        if (p[0] == '/' && p[1] == '/')
+            p++;
+        else if (p[0] == '/' && p[1] == '.' && (p[2] == '/' || p[2] == '\0'))
+            p += 2;
+        else
+            return p;
+}
+
 bool config_same_path(const char *a, const char *b)
 {
     for (;;) {
-        while (a[0] == '/' && a[1] == '/')
-            a++;
-        while (b[0] == '/' && b[1] == '/')
-            b++;
+        a = skip_nothing(a);
+        b = skip_nothing(b);
         if (*a != *b || *a == '\0')
             return *a == *b;
         a++;

@@ -21,7 +21,7 @@ bool tenant_has(const config_tenant *t, const option *o);
 /* "default" as nobody has configured it: not worth an entry. */
 bool tenant_is_plain(const config_tenant *t);
 
-/* config.c: do two absolute paths spell the same name?  Repeated slashes do not count. */
+/* config.c: do two absolute paths spell the same name?  Empty parts and those of one dot do not count; nothing is looked up. */
 bool config_same_path(const char *a, const char *b);
 
 #endif

@@ -429,6 +429,9 @@ Test(config, keys_that_contradict_each_other_are_refused)
         {"{\"socket\": {\"path\": \"/a\"}, \"admin\": {\"path\": \"/a\"}}", "admin.path&socket.path"},
         {"{\"socket\": {\"path\": \"/a\\nb\"}, \"admin\": {\"path\": \"/a\\nb\"}}", "\"/a\\u000ab\""},
         {"{\"socket\": {\"path\": \"/a//b\"}, \"admin\": {\"path\": \"//a/b\"}}", "admin.path&socket.path"},
+        {"{\"socket\": {\"path\": \"/a/s\"}, \"admin\": {\"path\": \"/a/./s\"}}", "admin.path&socket.path"},
+        {"{\"socket\": {\"path\": \"/./a/.//./s\"}, \"admin\": {\"path\": \"/a/s/.\"}}", "admin.path&socket.path"},
+        {"{\"socket\": {\"path\": \"/a/s\"}, \"metrics\": {\"path\": \"/a/s/././.\"}}", "metrics.path&socket.path"},
     };
 
     refuse_all(BAD, COUNT(BAD));
@@ -438,6 +441,10 @@ Test(config, keys_that_contradict_each_other_are_refused)
                  "]}");
     (void)accept("{\"pool\": {\"extent_bytes\": \"1GiB\", \"max_bytes\": \"1GiB\"}}");
     (void)accept("{\"socket\": {\"path\": \"/a/b\"}, \"admin\": {\"path\": \"/a/bc\"}}");
+    (void)accept("{\"socket\": {\"path\": \"/a/s\"}, \"admin\": {\"path\": \"/a/.s\"}}");
+    (void)accept("{\"socket\": {\"path\": \"/a/s\"}, \"admin\": {\"path\": \"/a/s.\"}}");
+    (void)accept("{\"socket\": {\"path\": \"/a/s\"}, \"admin\": {\"path\": \"/a./s\"}}");
+    (void)accept("{\"socket\": {\"path\": \"/a/s\"}, \"admin\": {\"path\": \"/a/../s\"}}");
     (void)accept("{\"$schema\": \"/usr/share/doc/kvstride/examples/kvstrided.schema.json\"}");
     refuse("{\"$schema\": 7}", "$schema");
 }

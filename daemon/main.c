@@ -755,6 +755,7 @@ int main(int argc, char **argv)
     int code;
 
     hold_signals(SIG_BLOCK);
+    (void)signal(SIGXFSZ, SIG_IGN); /* a file above RLIMIT_FSIZE is an error with a message, not the end */
     process_fill_fds();
     a = calloc(1, sizeof *a); /* two configurations of paths: not for the stack */
     if (a == NULL)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
@@ -243,8 +244,16 @@ static kvs_status drop_from(const char *name, int fd, uint64_t from, kvs_err *er
 
 static kvs_status grow_to(const char *name, int fd, uint64_t bytes, kvs_err *err)
 {
+    struct rlimit lim;
+
     if (size_of(fd) >= bytes || ftruncate(fd, (off_t)bytes) == 0)
         return KVS_OK;
+    if (errno == EFBIG && getrlimit(RLIMIT_FSIZE, &lim) == 0 && lim.rlim_cur < bytes)
+        return kvs_fail(
+            err, KVS_E_SYS,
+            "%s: cannot size it to %llu bytes: RLIMIT_FSIZE allows files of %llu; LimitFSIZE=infinity in the "
+            "unit, or ulimit -f unlimited",
+            name, ULL(bytes), ULL(lim.rlim_cur));
     return kvs_fail(err, KVS_E_SYS, "%s: cannot size it to %llu bytes: %s", name, ULL(bytes), strerror(errno));
 }
 

@@ -305,6 +305,7 @@ int main(int argc, char **argv)
         ctl_set_command(spoken);
     }
     (void)signal(SIGPIPE, SIG_IGN); /* a reader that stops early ends us by a failed write, quietly */
+    (void)signal(SIGXFSZ, SIG_IGN); /* and a file that may not grow ends us by one with a message */
     code = parse(&l, argc, argv);
     if (code != CTL_OK)
         return code;

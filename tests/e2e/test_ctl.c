@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -691,6 +692,21 @@ Test(ctl, exits_1_when_its_output_cannot_be_written)
     take(errors, ran.err, sizeof ran.err);
     SAYS(err, "standard output cannot be written");
     (void)close(full);
+}
+
+/* Symptom: SIGXFSZ ended it without a word. */
+Test(ctl_words, exits_1_when_its_output_may_not_grow)
+{
+    int out = memfd_create("out", MFD_CLOEXEC), errors = memfd_create("err", MFD_CLOEXEC);
+    struct rlimit was;
+
+    cr_assert_eq(getrlimit(RLIMIT_FSIZE, &was), 0);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &(struct rlimit){100, was.rlim_max}), 0);
+    cr_assert_eq(end_of(start("--help", out, errors)), 1);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &was), 0);
+    take(errors, ran.err, sizeof ran.err);
+    SAYS(err, "standard output cannot be written");
+    (void)close(out);
 }
 
 /* ---- replay ---- */

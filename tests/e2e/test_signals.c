@@ -59,18 +59,18 @@ Test(signals, a_stop_right_after_exec_is_remembered)
 
 Test(signals, none_but_a_stop_is_ever_fatal)
 {
-    static const int SIGNALS[] = {SIGHUP, SIGUSR1, SIGUSR2, SIGPIPE, SIGWINCH};
+    static const int SIGNALS[] = {SIGHUP, SIGUSR1, SIGUSR2, SIGPIPE, SIGWINCH, SIGXFSZ};
     raw_client c;
 
     daemon_spawn(&d, NULL);
     cr_assert(daemon_wait_log(&d, "starting", 1, 10000));
     for (unsigned i = 0; i < 20; i++)
-        for (unsigned k = 0; k < 5; k++)
+        for (unsigned k = 0; k < sizeof SIGNALS / sizeof *SIGNALS; k++)
             cr_assert_eq(kill(d.pid, SIGNALS[k]), 0);
     cr_assert(daemon_wait_notified(&d, "READY=1", 10000));
     join(&c);
     for (unsigned i = 0; i < 100; i++)
-        for (unsigned k = 0; k < 5; k++)
+        for (unsigned k = 0; k < sizeof SIGNALS / sizeof *SIGNALS; k++)
             cr_assert_eq(kill(d.pid, SIGNALS[k]), 0);
     cr_assert(raw_ping(&c, 9));
     raw_close(&c);
@@ -441,6 +441,18 @@ Test(signals, a_pool_that_gets_no_memory_at_all_ends_with_a_system_fault_that_na
     d.no_memory = false;
     cr_assert(daemon_start(&d, NULL), "with memory it starts");
     cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+}
+
+/* Symptom: it died of SIGXFSZ without a word. */
+Test(signals, a_limit_of_files_below_the_pool_ends_with_a_system_fault_that_names_it)
+{
+    d.max_file_bytes = 8 << 20;
+    daemon_configure(&d, "{\"pool\": {\"max_bytes\": \"16MiB\", \"reserve_bytes\": \"32MiB\"}}");
+    daemon_spawn(&d, NULL);
+    cr_assert_eq(daemon_wait(&d, 10000), EXIT_CODE_SYSTEM);
+    cr_assert_eq(
+        daemon_log_count(&d, "kvs-arena: cannot size it to 33554432 bytes: RLIMIT_FSIZE allows files of 8388608"), 1);
+    cr_assert_eq(daemon_log_count(&d, "LimitFSIZE="), 1);
 }
 
 Test(signals, without_a_gpu_cuda_is_refused_and_auto_takes_the_cpu_with_a_reason)

@@ -164,6 +164,8 @@ static void prepare(const daemon_fixture *d)
     (void)setenv("NOTIFY_SOCKET", text, 1);
     if (d->max_fds != 0)
         (void)setrlimit(RLIMIT_NOFILE, &(struct rlimit){d->max_fds, d->max_fds});
+    if (d->max_file_bytes != 0)
+        (void)setrlimit(RLIMIT_FSIZE, &(struct rlimit){d->max_file_bytes, d->max_file_bytes});
     if (d->no_memory)
         refuse_memory();
     for (int i = 0; i < 4; i++) {

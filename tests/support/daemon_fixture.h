@@ -11,12 +11,13 @@
 #include <sys/types.h>
 
 typedef struct daemon_fixture {
-    pid_t pid;        /* 0: none runs */
-    int notify_fd;    /* what the service manager would hear */
-    unsigned max_fds; /* RLIMIT_NOFILE of the next start; 0: as here */
-    bool no_memory;   /* the kernel refuses the pool's memory at the next start */
-    int listen_fd[2]; /* handed over at the next start as "client" and "admin", closed here then; -1: none */
-    int *stored_fd;   /* [2] the manager's store, "kvs-arena" and "kvs-table", handed over at each start; -1: empty.
+    pid_t pid;               /* 0: none runs */
+    int notify_fd;           /* what the service manager would hear */
+    unsigned max_fds;        /* RLIMIT_NOFILE of the next start; 0: as here */
+    uint64_t max_file_bytes; /* RLIMIT_FSIZE of the next start; 0: as here */
+    bool no_memory;          /* the kernel refuses the pool's memory at the next start */
+    int listen_fd[2];        /* handed over at the next start as "client" and "admin", closed here then; -1: none */
+    int *stored_fd; /* [2] the manager's store, "kvs-arena" and "kvs-table", handed over at each start; -1: empty.
                        * NULL: it has none */
     char dir[64];
     char socket[96], admin[96], metrics[96], config[96], log[96]; /* paths in it */

@@ -10,6 +10,7 @@
 #include "proto/ctl/clock.h"
 #include "proto/ctl/render.h"
 #include "proto/layout.h"
+#include "proto/text.h"
 
 enum { PAGE_KEYS = 4096, DROP_KEYS = 1024, EVENTS = 64, WATCH_STEP_MS = 200, RESET_MS = 60000 };
 
@@ -344,8 +345,8 @@ static int show_reset(const ctl *c, const json_node *ns, const kvs_reset_result 
 
         (void)snprintf(tenant, sizeof tenant, "%s", ns != NULL ? text_of(ns, "tenant") : "");
         (void)snprintf(model, sizeof model, "%s", ns != NULL ? text_of(ns, "model") : "");
-        render_tame(tenant);
-        render_tame(model);
+        text_tame(tenant);
+        text_tame(model);
         if (ns != NULL)
             (void)printf("namespace %" PRIu64 ", tenant %s, model %s: ", c->ns, tenant, model);
         (void)printf("dropped %" PRIu64 ", aborted %" PRIu64 " being written, ended %" PRIu64 " leases, kept %" PRIu64

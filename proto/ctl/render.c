@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "config/json.h"
+#include "proto/text.h"
 
 enum { INDENT = 2, CELL_BYTES = 160, JOINED_BYTES = 32, MAX_COLUMNS = 64 };
 
@@ -34,26 +35,6 @@ static bool is_leaf(const json_node *n)
     return t != JSON_OBJECT && t != JSON_ARRAY;
 }
 
-void render_tame(char *text)
-{
-    size_t n;
-
-    for (char *c = text; *c != '\0'; c += n) {
-        unsigned char b = (unsigned char)*c;
-
-        n = json_utf8_bytes((const unsigned char *)c, strlen(c));
-        if (n == 0) { /* cut by snprintf: json_parse has seen to the rest */
-            *c = '\0';
-            return;
-        }
-        if (b < 0x20 || b == 0x7f) {
-            *c = '?';
-        } else if (b == 0xc2 && (unsigned char)c[1] < 0xa0) {
-            c[0] = c[1] = '?';
-        }
-    }
-}
-
 static bool joined(char out[CELL_BYTES], const json_node *n);
 
 /* A value in one cell. */
@@ -81,7 +62,7 @@ static void cell(char out[CELL_BYTES], const json_node *n, const char *key)
         break;
     case JSON_STRING:
         (void)snprintf(out, CELL_BYTES, "%s", json_string(n));
-        render_tame(out);
+        text_tame(out);
         break;
     case JSON_ARRAY:
         if (json_size(n) > 0)

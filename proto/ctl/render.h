@@ -21,7 +21,4 @@ kvs_status render_json(FILE *to, const char *text, size_t len, kvs_err *err);
 /* "4497408" -> "4.29 MiB" in buf; returns buf. */
 const char *render_bytes(char *buf, size_t cap, double bytes);
 
-/* Text of others on our terminal: no control characters (also those above 127), no half of a character at the end. */
-void render_tame(char *text);
-
 #endif

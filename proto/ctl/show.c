@@ -8,6 +8,7 @@
 #include "config/json.h"
 #include "proto/ctl/clock.h"
 #include "proto/ctl/render.h"
+#include "proto/text.h"
 
 static int print(const ctl *c, const char *what, const char *text, size_t len)
 {
@@ -217,7 +218,7 @@ int ctl_health(const ctl *c)
         if (c->json) {
             code = put_health(state, &h, why, code);
         } else {
-            render_tame(why);
+            text_tame(why);
             (void)printf("%s  up %.0f s%s%s\n", state, (double)h.uptime_us / 1e6, why[0] != '\0' ? "  " : "", why);
         }
     }

@@ -83,8 +83,10 @@ static void put_quoted(json_writer *w, const char *v)
         if (n == 0) {
             put_text(w, "\xEF\xBF\xBD"); /* U+FFFD stands for one byte that is no text */
             n = 1;
-        } else if (*p < 0x20 || *p == '"' || *p == '\\') {
+        } else if (*p < 0x20 || *p == 0x7F || *p == '"' || *p == '\\') {
             put_escape(w, *p);
+        } else if (*p == 0xC2 && p[1] < 0xA0) {
+            put_escape(w, p[1]); /* U+0080 to U+009F: a terminal may obey them, too */
         } else {
             put(w, (const char *)p, n);
         }

@@ -33,6 +33,7 @@
 #include "proto/ctl/private.h"
 #include "proto/ctl/progress.h"
 #include "proto/ctl/replay.h"
+#include "proto/text.h"
 
 enum {
     COPY_BLOCKS = 32,
@@ -657,8 +658,10 @@ static int run_engine(const char *work)
 
     if (s == KVS_E_INVALID)
         return ctl_usage("%s", err.msg);
-    if (s != KVS_OK)
+    if (s != KVS_OK) {
+        text_tame(err.msg);
         (void)fprintf(stderr, "kvstridectl: bench --engine: %s\n", err.msg);
+    }
     return s == KVS_OK ? CTL_OK : s == KVS_E_UNSUPPORTED ? CTL_UNABLE : CTL_FAILED;
 }
 
@@ -679,6 +682,7 @@ int ctl_bench(const ctl *c)
     code = show(&b); /* first: no drawing is worth the figures */
     if (c->svg == NULL || bench_svg(b.list, c->svg, &b.err) == KVS_OK)
         return code;
+    text_tame(b.err.msg);
     (void)fprintf(stderr, "kvstridectl: bench: --svg: %s\n", b.err.msg);
     return CTL_FAILED;
 }

@@ -1,6 +1,7 @@
 #include "proto/ctl/calibrate.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "proto/ctl/clock.h"
 #include "proto/ctl/ctl.h"
 #include "proto/ctl/progress.h"
+#include "proto/text.h"
 
 enum {
     ROUNDS = 3,
@@ -477,6 +479,7 @@ int ctl_calibrate(const ctl *c)
                         .on_wrong = on_wrong};
     time_t now = time(NULL);
     struct tm day;
+    char folder[PATH_MAX];
     copy_table t;
     kvs_err err = {0};
     kvs_status s;
@@ -493,7 +496,9 @@ int ctl_calibrate(const ctl *c)
     if (c->json)
         return put_table(&t);
     print_table(&t);
-    (void)printf("kept in %s; a daemon goes by it after 'kvstridectl reload' or a restart%s\n", folder_of(c),
+    (void)snprintf(folder, sizeof folder, "%s", folder_of(c));
+    text_tame(folder);
+    (void)printf("kept in %s; a daemon goes by it after 'kvstridectl reload' or a restart%s\n", folder,
                  t.n_peers > 0 ? " (to load together with another GPU: a restart)" : "");
     return CTL_OK;
 }

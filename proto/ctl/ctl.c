@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "config/option.h"
+#include "proto/text.h"
 
 enum { DEFAULT_MS = 5000 };
 
@@ -37,6 +38,7 @@ static int exit_of(kvs_status s)
 int ctl_fail_as(const ctl *c, const char *what, kvs_status s, const kvs_err *err, int code)
 {
     const char *why = err != NULL && err->msg[0] != '\0' ? err->msg : kvs_status_text(s);
+    char text[KVS_ERR_MSG_BYTES];
 
     if (c->json) {
         json_writer *w = json_writer_create();
@@ -48,7 +50,9 @@ int ctl_fail_as(const ctl *c, const char *what, kvs_status s, const kvs_err *err
         json_end(w);
         (void)ctl_put(w, code);
     }
-    (void)fprintf(stderr, "kvstridectl: %s: %s\n", what, why);
+    (void)snprintf(text, sizeof text, "%s", why);
+    text_tame(text); /* it names paths and words, which may hold anything */
+    (void)fprintf(stderr, "kvstridectl: %s: %s\n", what, text);
     return code;
 }
 
@@ -100,9 +104,7 @@ int ctl_usage(const char *fmt, ...)
     va_start(ap, fmt);
     (void)vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    for (char *c = text; *c != '\0'; c++) /* words that were not typed may hold anything */
-        if ((unsigned char)*c < ' ' || *c == 0x7f)
-            *c = '?';
+    text_tame(text); /* words that were not typed may hold anything */
     (void)fprintf(stderr, "kvstridectl: %s\nTry 'kvstridectl %s--help'.\n", text, spoken_of);
     return CTL_USAGE;
 }

@@ -19,6 +19,7 @@
 
 #include "config/json.h"
 #include "proto/client/kvstride.h"
+#include "proto/text.h"
 #include "tests/support/daemon_fixture.h"
 
 enum { MAX_WORDS = 24, SLOTS = 64, CALL_MS = 30000, PATIENCE_MS = 30000, MANY = 5000 };
@@ -341,6 +342,16 @@ Test(ctl_words, refuses_a_drawing_that_cannot_be_written_before_it_measures)
 
 /* ---- no daemon ---- */
 
+static void expect_tame(const char *text)
+{
+    kvs_err why = {0};
+
+    for (size_t len; *text != '\0'; text += text[len] == '\n' ? len + 1 : len) {
+        len = strcspn(text, "\n");
+        cr_assert_eq(text_check("line", (const uint8_t *)text, len, &why), KVS_OK, "%s: %s", why.msg, text);
+    }
+}
+
 Test(ctl_away, exits_3_when_nothing_listens)
 {
     json *j;
@@ -361,6 +372,37 @@ Test(ctl_away, exits_3_when_nothing_listens)
         cr_skip_test("a daemon may be installed here");
     RUNS(3, "status");
     SAYS(err, "; is kvstrided running?  --socket or $KVSTRIDE_ADMIN_SOCKET names another one");
+}
+
+/* Symptom: the control characters of a path came through to the terminal. */
+Test(ctl_away, shows_no_control_characters_of_paths_and_words)
+{
+    static const char *const CASES[] = {
+        "status --socket /tmp/a\033[31mb",
+        "status --socket /tmp/a\302\23331mb",
+        "status --json --socket /tmp/a\033[31mb",
+        "status --json --socket /tmp/a\302\23331mb",
+        "status --json --socket /tmp/a\177\nb",
+        "replay --blocks 5 --trace /nonexistent/a\033[31mb",
+        "bench --svg /nonexistent/a\033[31m\233\177.svg",
+        "bench --engine a\033[31mb",
+        "calibrate --gpu 255 --folder /nonexistent/a\033[31mb",
+        "\302\23331mb",
+        "status --\302\23331mb",
+        "ping \302\23331mb",
+        "ls --ns \233",
+        "drop --ns 0 \302\23331m",
+    };
+
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        (void)run("%s", CASES[i]);
+        cr_assert_neq(ran.code, 0);
+        expect_tame(ran.out);
+        expect_tame(ran.err);
+        cr_assert_neq(ran.err[0], '\0');
+    }
+    RUNS(3, "status --socket /tmp/a\033[31mb");
+    SAYS(err, "/tmp/a?[31mb: nothing listens there");
 }
 
 Test(ctl_away, exits_2_when_the_path_is_none)

@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "proto/text.h"
+
 enum { MAX_EVENTS = 64 }; /* events that are limited at the same time */
 
 #define SECOND_NS UINT64_C(1000000000)
@@ -148,10 +150,9 @@ __attribute__((format(printf, 3, 0))) static void put_line(enum log_level level,
     n = written(n, vsnprintf(line + n, LOG_LINE_BYTES - n, fmt, ap));
     if (n == LOG_LINE_BYTES - 1)
         memcpy(line + n - 3, "...", 3);
-    for (size_t i = 0; i < n; i++) {
-        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7F)
-            line[i] = '?';
-    }
+    line[n] = '\0';
+    text_tame(line);
+    n = strlen(line);
     line[n++] = '\n';
     write_line(line, n);
 }

@@ -7,8 +7,8 @@
  * Knows levels and rate limits (at most 20 lines of one event a second; then one line says how many were left
  * out). Does not know who logs or why.  Any thread; a line is one write(2), and a reader of stderr that has
  * gone away costs the line, not the process.  Keeps the pointers to event names: they are literals.
- * Client-supplied bytes are escaped with log_quote before they get here; a control character that still comes
- * is written as '?'. */
+ * Client-supplied bytes are escaped with log_quote before they get here; a control character that still comes,
+ * or a byte that is no UTF-8, is written as '?'. */
 
 #include <stdbool.h>
 #include <stddef.h>

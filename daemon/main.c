@@ -5,6 +5,7 @@
  *
  * A second TERM ends DRAINING at once, a third one CLOSING. */
 
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +28,7 @@
 #include "daemon/report.h"
 #include "daemon/request.h"
 #include "daemon/server.h"
+#include "proto/text.h"
 
 enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024, NOTE_BYTES = KVS_ERR_MSG_BYTES + 32, HEARTBEAT_MS = 2000 };
 
@@ -702,16 +704,26 @@ static int print_result(bool good)
     return good ? EXIT_CODE_SYSTEM : EXIT_CODE_CONFIG; /* a closed pipe is not success */
 }
 
+/* The words of a command line and the paths in them may hold anything, and this goes to a terminal. */
+static void complain(kvs_err *err, const char *hint)
+{
+    text_tame(err->msg);
+    (void)fprintf(stderr, "kvstrided: %s\n%s", err->msg, hint);
+}
+
 static int check_or_print(app *a)
 {
-    const char *name = a->options.config_path != NULL ? a->options.config_path : "built-in defaults";
+    char name[PATH_MAX];
     kvs_err err = {0};
 
     if (options_config(&a->options, &a->config, &err) != KVS_OK) {
-        (void)fprintf(stderr, "kvstrided: %s\n", err.msg);
+        complain(&err, "");
         return print_result(false);
     }
     if (a->options.action == OPTIONS_CHECK) {
+        (void)snprintf(name, sizeof name, "%s",
+                       a->options.config_path != NULL ? a->options.config_path : "built-in defaults");
+        text_tame(name);
         process_check_memory(&a->config);
         (void)printf("%s: good\n", name);
     } else {
@@ -761,7 +773,7 @@ int main(int argc, char **argv)
     if (a == NULL)
         return EXIT_CODE_SYSTEM;
     if (options_parse(&a->options, argc, argv, &err) != KVS_OK) {
-        (void)fprintf(stderr, "kvstrided: %s\nTry 'kvstrided --help'.\n", err.msg);
+        complain(&err, "Try 'kvstrided --help'.\n");
         free(a);
         return EXIT_CODE_USAGE;
     }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/request.h"
+#include "proto/text.h"
 #include "proto/wire.h"
 
 __attribute__((format(printf, 2, 3))) static void add(char line[REPORT_BYTES], const char *fmt, ...)
@@ -69,9 +70,7 @@ static void compose(char line[REPORT_BYTES], const report_facts *f)
     add(line, f->usable_bytes < f->max_bytes ? " pinned so far" : " pinned");
     if (f->note[0] != '\0')
         add(line, "; %s", f->note);
-    for (char *c = line; *c != '\0'; c++)
-        if ((unsigned char)*c < 0x20)
-            *c = '?'; /* a line break would be another message to the manager */
+    text_tame(line); /* a line break would be another message to the manager */
 }
 
 bool report_update(report *r, const report_facts *f, uint64_t now_us)

@@ -496,6 +496,32 @@ Test(signals, the_command_line_prints_and_ends)
     }
 }
 
+/* Symptom: the control characters of words and paths came through to the terminal. */
+Test(signals, the_command_line_shows_no_control_characters)
+{
+    static const char *const LINES[][4] = {{"--set", "x\033[31m"},
+                                           {"--non\033[31msense"},
+                                           {"word\302\23331m"},
+                                           {"--config", "/nonexistent\033[31m.json", "--check-config"},
+                                           {"--config", "/nonexistent\033[31m\233.json"},
+                                           {"--set", "pool.max_bytes=\033[31m", "--check-config"},
+                                           {"--set", "po\302\23331mol.max_bytes=1", "--check-config"},
+                                           {"--set", "socket.path=/\177\302\233", "--print-config"}};
+    char out[65536], odd[128];
+    FILE *f;
+
+    for (size_t i = 0; i < sizeof LINES / sizeof LINES[0]; i++) {
+        (void)daemon_run(&d, LINES[i], out, sizeof out);
+        cr_assert_neq(out[0], '\0');
+        cr_assert(strpbrk(out, "\033\177\233") == NULL, "%s %s: %s", LINES[i][0], LINES[i][1], out);
+    }
+    (void)snprintf(odd, sizeof odd, "%s/odd\033[31m\302\233.json", d.dir);
+    f = fopen(odd, "we");
+    cr_assert(f != NULL && fputs("{}", f) >= 0 && fclose(f) == 0);
+    (void)daemon_run(&d, (const char *[]){"--config", odd, "--check-config", NULL}, out, sizeof out);
+    cr_assert_not_null(strstr(out, "/odd?[31m??.json: good\n"), "%s", out);
+}
+
 /* Symptom: a pool of 900 GiB was good on a machine of 23, and only the start warned. */
 Test(signals, a_check_of_the_configuration_warns_of_a_pool_above_memory_as_a_start_does)
 {

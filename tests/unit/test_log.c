@@ -96,11 +96,11 @@ Test(log, one_event_is_one_line_whatever_is_in_it)
     int fd = capture(LOG_LEVEL_INFO, true);
     char *text;
 
-    log_event(LOG_LEVEL_INFO, "e", " s=%s", "a\nb\r\x1b[31m\x7F\t<3>forged");
+    log_event(LOG_LEVEL_INFO, "e", " s=%s", "a\nb\r\x1b[31m\x7F\t<3>forged \302\23331m \303\251");
     text = captured(fd);
     cr_assert_str_eq(text, "<6>e s=a?b?"
                            "?[31m?"
-                           "?<3>forged\n");
+                           "?<3>forged ??31m \303\251\n");
     free(text);
 }
 

@@ -55,10 +55,10 @@ Test(report, reasons_that_do_not_fit_are_cut)
 Test(report, a_note_cannot_speak_to_the_manager)
 {
     report r = {0};
-    report_facts f = {.usable_bytes = GIB(1), .max_bytes = GIB(1), .note = "a\nREADY=1"};
+    report_facts f = {.usable_bytes = GIB(1), .max_bytes = GIB(1), .note = "a\nREADY=1 \302\23331m"};
 
     cr_assert(report_update(&r, &f, 1));
-    cr_assert_null(strchr(r.line, '\n'));
+    cr_assert_not_null(strstr(r.line, "; a?READY=1 ??31m"), "%s", r.line);
 }
 
 Test(report, a_long_note_is_cut)

@@ -28,6 +28,7 @@
 #include "daemon/report.h"
 #include "daemon/request.h"
 #include "daemon/server.h"
+#include "proto/std_fds.h"
 #include "proto/text.h"
 
 enum { CLOSE_LIMIT_MS = 5000, KEY_LIST_BYTES = 1024, NOTE_BYTES = KVS_ERR_MSG_BYTES + 32, HEARTBEAT_MS = 2000 };
@@ -699,9 +700,11 @@ static void log_hint(int code)
 
 static int print_result(bool good)
 {
-    if (fflush(stdout) == 0 && good)
-        return EXIT_CODE_OK;
-    return good ? EXIT_CODE_SYSTEM : EXIT_CODE_CONFIG; /* a closed pipe is not success */
+    const bool written = fflush(stdout) == 0 && !ferror(stdout);
+
+    if (!written) /* a closed pipe is not success */
+        (void)fprintf(stderr, "kvstrided: standard output cannot be written\n");
+    return !good ? EXIT_CODE_CONFIG : written ? EXIT_CODE_OK : EXIT_CODE_SYSTEM;
 }
 
 /* The words of a command line and the paths in them may hold anything, and this goes to a terminal. */
@@ -768,7 +771,7 @@ int main(int argc, char **argv)
 
     hold_signals(SIG_BLOCK);
     (void)signal(SIGXFSZ, SIG_IGN); /* a file above RLIMIT_FSIZE is an error with a message, not the end */
-    process_fill_fds();
+    std_fds_fill();
     a = calloc(1, sizeof *a); /* two configurations of paths: not for the stack */
     if (a == NULL)
         return EXIT_CODE_SYSTEM;

@@ -1,6 +1,5 @@
 #include "daemon/process.h"
 
-#include <fcntl.h>
 #include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,18 +9,6 @@
 
 #include "daemon/log.h"
 #include "kernels/host_memory.h"
-
-/* A descriptor 0, 1 or 2 that is not there would become a socket, and log lines would go to a client. */
-void process_fill_fds(void)
-{
-    int fd;
-
-    do
-        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    while (fd >= 0 && fd <= STDERR_FILENO);
-    if (fd >= 0)
-        (void)close(fd);
-}
 
 void process_raise_fds(void)
 {

@@ -11,7 +11,6 @@
 
 #include "config/config.h"
 
-void process_fill_fds(void);  /* descriptors 0..2 are there from then on */
 void process_raise_fds(void); /* as many descriptors as are allowed */
 /* What is kept for clients stays below: the operator, metrics and files need some, too. */
 uint32_t process_client_fds(void);

@@ -496,6 +496,41 @@ Test(signals, the_command_line_prints_and_ends)
     }
 }
 
+/* Symptom: exit status 0, and nobody had read a word. */
+Test(signals, what_it_cannot_print_is_a_failure)
+{
+    static const char *const LINES[][2] = {
+        {"--help"}, {"--version"}, {"--print-table"}, {"--print-config"}, {"--check-config"}};
+    char out[65536];
+
+    for (d.closed_fds = 2; d.closed_fds < 8; d.closed_fds++)
+        for (size_t i = 0; i < sizeof LINES / sizeof LINES[0] && (d.closed_fds & 2) != 0; i++) {
+            cr_assert_eq(daemon_run(&d, LINES[i], out, sizeof out), EXIT_CODE_SYSTEM, "%s", LINES[i][0]);
+            cr_assert_str_eq(out, (d.closed_fds & 4) != 0 ? "" : "kvstrided: standard output cannot be written\n");
+        }
+}
+
+Test(signals, descriptors_that_it_was_started_without_become_none_of_its_own)
+{
+    raw_client c;
+
+    d.closed_fds = 7;
+    cr_assert(daemon_start(&d, NULL));
+    for (int fd = 0; fd < 3; fd++) {
+        char path[64], target[64] = "";
+
+        (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)d.pid, fd);
+        cr_assert(readlink(path, target, sizeof target - 1) > 0);
+        cr_assert_str_eq(target, "/dev/null", "%d", fd);
+    }
+    join(&c);
+    (void)kill(d.pid, SIGHUP);
+    cr_assert(daemon_wait_notified(&d, "RELOADING=1", 5000));
+    cr_assert(raw_ping(&c, 1));
+    raw_close(&c);
+    cr_assert_eq(daemon_stop(&d, SIGTERM), EXIT_CODE_OK);
+}
+
 /* Symptom: the control characters of words and paths came through to the terminal. */
 Test(signals, the_command_line_shows_no_control_characters)
 {

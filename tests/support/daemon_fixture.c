@@ -146,6 +146,13 @@ static bool hear(const daemon_fixture *d, char *text, size_t cap)
     return true;
 }
 
+static void close_some(const daemon_fixture *d)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if ((d->closed_fds >> fd & 1) != 0)
+            (void)close(fd);
+}
+
 /* In the child: everything but the program itself. */
 static void prepare(const daemon_fixture *d)
 {
@@ -203,6 +210,7 @@ void daemon_spawn(daemon_fixture *d, const char *const *more)
     d->pid = fork();
     if (d->pid == 0) {
         prepare(d);
+        close_some(d);
         (void)execv(program, (char *const *)(uintptr_t)args);
         _exit(127);
     }
@@ -407,6 +415,8 @@ int daemon_run(const daemon_fixture *d, const char *const *args, char *out, size
 
         (void)dup2(fd, STDOUT_FILENO);
         (void)dup2(fd, STDERR_FILENO);
+        (void)close(fd);
+        close_some(d);
         (void)execv(program, (char *const *)(uintptr_t)argv);
         _exit(127);
     }

@@ -15,6 +15,7 @@ typedef struct daemon_fixture {
     int notify_fd;           /* what the service manager would hear */
     unsigned max_fds;        /* RLIMIT_NOFILE of the next start; 0: as here */
     uint64_t max_file_bytes; /* RLIMIT_FSIZE of the next start; 0: as here */
+    unsigned closed_fds;     /* bit i: descriptor i (0..2) is closed at each start and run */
     bool no_memory;          /* the kernel refuses the pool's memory at the next start */
     int listen_fd[2];        /* handed over at the next start as "client" and "admin", closed here then; -1: none */
     int *stored_fd; /* [2] the manager's store, "kvs-arena" and "kvs-table", handed over at each start; -1: empty.

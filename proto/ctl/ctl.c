@@ -173,5 +173,5 @@ bool ctl_reader_gone(void)
 {
     struct pollfd p = {.fd = STDOUT_FILENO};
 
-    return poll(&p, 1, 0) == 1 && (p.revents & (POLLERR | POLLNVAL)) != 0;
+    return poll(&p, 1, 0) == 1 && (p.revents & POLLERR) != 0;
 }

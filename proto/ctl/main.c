@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/std_fds.h"
+
 static const ctl_command COMMANDS[] = {
     {"status", "", "numbers of the daemon: pool, layouts, hits, movers, clients", "socket timeout-ms", "", 0,
      ctl_status},
@@ -298,6 +300,7 @@ int main(int argc, char **argv)
     static char spoken[32];
     int code;
 
+    std_fds_fill();
     for (int i = 1; i < argc && command == NULL; i++) /* before options are looked at, whose errors speak of it */
         command = find(argv[i]);
     if (command != NULL) {

@@ -63,8 +63,11 @@ static pid_t start(const char *words, int out, int errors)
     pid = fork();
     cr_assert(pid >= 0);
     if (pid == 0) {
-        (void)dup2(out, STDOUT_FILENO);
         (void)dup2(errors, STDERR_FILENO);
+        if (dup2(out, STDOUT_FILENO) < 0) { /* -1: it has none, nor an input */
+            (void)close(STDIN_FILENO);
+            (void)close(STDOUT_FILENO);
+        }
         (void)execv(program, argv);
         _exit(127);
     }
@@ -734,6 +737,25 @@ Test(ctl, exits_1_when_its_output_cannot_be_written)
     take(errors, ran.err, sizeof ran.err);
     SAYS(err, "standard output cannot be written");
     (void)close(full);
+}
+
+/* Symptom: exit status 0, and what it had to say went into the socket. */
+Test(ctl, exits_1_when_it_has_no_output)
+{
+    static const char *const CASES[] = {"--help", "--version", "status",      "ls",
+                                        "fsck",   "health",    "ping --json", "stats --interval 1 --seconds 60"};
+    char words[160];
+
+    for (size_t i = 0; i < sizeof CASES / sizeof *CASES; i++) {
+        int errors = memfd_create("err", MFD_CLOEXEC), code;
+
+        (void)snprintf(words, sizeof words, "%s%s%s", CASES[i], CASES[i][0] == '-' ? "" : " --socket ",
+                       CASES[i][0] == '-' ? "" : d.admin);
+        code = end_of(start(words, -1, errors));
+        take(errors, ran.err, sizeof ran.err);
+        cr_assert_eq(code, 1, "%s: exit %d; %s", words, code, ran.err);
+        cr_assert_str_eq(ran.err, "kvstridectl: standard output cannot be written\n", "%s: %s", words, ran.err);
+    }
 }
 
 /* Symptom: SIGXFSZ ended it without a word. */

@@ -58,27 +58,32 @@ static void grow_failed(core *c)
               c->n_pieces, c->grow_err.msg);
 }
 
-static void grow_done(work *w)
+static kvs_status add_piece(core *c, kvs_err *err)
 {
-    core *c = (core *)(void *)((uint8_t *)w - offsetof(core, grow));
-    core_piece *pieces;
+    core_piece *pieces = realloc(c->pieces, (c->n_pieces + 1) * sizeof(*pieces));
 
-    c->is_growing = false;
-    if (c->grow_err.status != KVS_OK) {
-        grow_failed(c);
-        core_resize(c);
-        return;
-    }
-    pieces = realloc(c->pieces, (c->n_pieces + 1) * sizeof(*pieces));
     if (!pieces) {
         core_host(c)->ops->host_unregister(core_host(c), c->growing.address, c->growing.bytes);
-        (void)kvs_fail(&c->grow_err, KVS_E_NO_MEMORY, "list of pieces: out of memory");
-        grow_failed(c);
-        return;
+        return kvs_fail(err, KVS_E_NO_MEMORY, "list of pieces: out of memory");
     }
     c->pieces = pieces;
     c->pieces[c->n_pieces++] = c->growing;
     pool_piece_usable(c->pool);
+    return KVS_OK;
+}
+
+static void grow_done(work *w)
+{
+    core *c = (core *)(void *)((uint8_t *)w - offsetof(core, grow));
+
+    c->is_growing = false;
+    if (c->grow_err.status == KVS_OK)
+        (void)add_piece(c, &c->grow_err);
+    if (c->grow_err.status != KVS_OK) {
+        grow_failed(c);
+        if (c->resize_due)
+            core_grow_again(c); /* it was of the size before */
+    }
     core_resize(c);
     core_grow(c);
 }

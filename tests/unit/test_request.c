@@ -718,6 +718,36 @@ Test(request, a_piece_that_cannot_be_made_gives_its_memory_back_and_a_reload_tri
     fx_close(&f);
 }
 
+/* Symptom: with the size that was asked for meanwhile it was degraded for good, though it had it. */
+Test(request, a_piece_that_cannot_be_made_is_no_fault_of_the_size_that_came_meanwhile)
+{
+    fx f;
+    device *dev = NULL;
+    uint32_t why;
+
+    fx_config(&f);
+    f.cfg.pool_reserve_bytes = CONFIG_MIB(4);
+    f.fds_before = fx_count_fds();
+    sink_init(&f.sink);
+    cr_assert_eq(device_cpu_open(&dev, NULL), KVS_OK);
+    half_ops = *dev->ops;
+    half_ops.host_register = register_half;
+    dev->ops = &half_ops;
+    f.dev = dev;
+    cr_assert_eq(core_create(&f.core, &f.cfg, dev, sink_face(&f.sink), 0, NULL), KVS_OK);
+    fx_run(&f, 1);
+    half_only = true;
+    f.cfg.pool_max_bytes = CONFIG_MIB(3);
+    core_configured(f.core);
+    f.cfg.pool_max_bytes = CONFIG_MIB(1);
+    core_configured(f.core);
+    fx_run(&f, 1);
+    cr_assert_eq(core_health(f.core, &why), WIRE_HEALTH_OK);
+    cr_assert_eq(arena_kib(&f), 1024);
+    half_only = false;
+    fx_close(&f);
+}
+
 Test(request, ping_echoes_up_to_64_bytes)
 {
     fx f;

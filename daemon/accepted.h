@@ -6,7 +6,8 @@
  *   start:   file good -> use it.  File refused -> use the copy, say so, be degraded.  No good copy -> refuse to start
  *            file good, but the last start with these values failed -> the copy, as above
  *   failed:  before it was ready, with values that are not the copy's: noted beside it (COPY.failed: the reason, the values)
- *   ready, and after each reload that was accepted: the values in use are the new copy, and the note goes
+ *   ready, and after each reload that was accepted, as soon as the pool has the size that it asks for: the values in use
+ *            are the new copy, and the note goes
  *
  * Knows the command line and files.  Does not know what a value is used for or who is told.  Main thread only.
  * Owns nothing. */

@@ -345,7 +345,15 @@ bool core_get_growth(const core *c, uint64_t *ret_usable, uint64_t *ret_max)
     pool_get_bytes(c->pool, &b);
     *ret_usable = b.arena;
     *ret_max = b.max;
-    return b.arena < b.max && !c->grow_failed;
+    return c->resize_due || (b.arena < b.max && !c->grow_failed);
+}
+
+bool core_has_size(const core *c)
+{
+    pool_bytes b;
+
+    pool_get_bytes(c->pool, &b); /* its max is less once a piece has failed */
+    return !c->resize_due && b.arena >= pool_n_allowed(c->pool) * pool_extent_bytes(c->pool);
 }
 
 void core_set_old_config(core *c, const char *why)

@@ -52,6 +52,8 @@ typedef struct app {
     report report;
     bool grows;            /* the arena has not its full size yet, or may have got another one to reach */
     bool old_config;       /* the file was refused, and is not mended yet */
+    bool keep_due;         /* the values in use are not in the accepted copy yet: see keep_config */
+    int64_t proven_bytes;  /* the pool.max_bytes that it was started with, or has reached since */
     char note[NOTE_BYTES]; /* what is wrong with the file; "": nothing */
     bool has_signals;
     persist memory; /* the pool's */
@@ -112,12 +114,28 @@ static bool report_is_due(app *a)
     return report_update(&a->report, &f, conn_now_us());
 }
 
+/* What a start came up with, or what the pool has grown to, is what to fall back on.  With a size that is not reached, or
+ * never is, the next start might not come up: until then the copy stays as it is, whole, for values fit each other. */
+static void keep_config(app *a)
+{
+    kvs_err err = {0};
+
+    if (!a->keep_due || a->state != SERVING || (a->config.pool_max_bytes != a->proven_bytes && !core_has_size(a->core)))
+        return;
+    a->keep_due = false;
+    a->proven_bytes = a->config.pool_max_bytes;
+    if (!a->old_config && accepted_save(&a->options, &a->config, &err) != KVS_OK)
+        log_failure("accepted_config_not_kept", &err);
+}
+
 /* Looked at in each turn while the arena grows, and not again: a turn is too short for it. */
 static void tell_growth(app *a)
 {
     uint64_t usable, max;
 
     a->grows = core_get_growth(a->core, &usable, &max);
+    if (!a->grows)
+        keep_config(a);
     if (report_is_due(a))
         notify_status(&a->notify, a->report.line);
 }
@@ -232,21 +250,13 @@ static void begin_drain(app *a, const char *why)
     (void)uv_timer_start(&a->limit, on_limit, (uint64_t)a->config.drain_timeout_ms, 0);
 }
 
-/* What has served, or would change nothing about whether it does, is what to fall back on. */
-static void keep_config(const app *a)
-{
-    kvs_err err = {0};
-
-    if (!a->old_config && accepted_save(&a->options, &a->config, &err) != KVS_OK)
-        log_failure("accepted_config_not_kept", &err);
-}
-
 static void become_ready(app *a)
 {
     char port[16] = "-";
 
     a->state = SERVING;
     tell_ready(a);
+    a->keep_due = true;
     keep_config(a);
     if (a->http != NULL && a->has_port)
         (void)snprintf(port, sizeof port, "%lld", (long long)a->config.metrics_port);
@@ -410,14 +420,14 @@ static void apply_config(app *a, const config *next, const char *changed, const 
 {
     a->config = *next;
     a->old_config = false;
-    a->grows = true;
+    a->grows = a->keep_due = true;
     a->note[0] = '\0';
     core_set_old_config(a->core, NULL);
-    keep_config(a);
     log_set_level(level_of(a->config.log_level));
     core_configured(a->core);
     server_configured(a->server);
     process_check_memory(&a->config);
+    keep_config(a);
     log_event(LOG_LEVEL_INFO, "reloaded", " file=%s changed=%s needs_restart=%s", a->options.config_path,
               changed[0] != '\0' ? changed : "-", kept[0] != '\0' ? kept : "-");
 }
@@ -639,6 +649,7 @@ static int run(app *a)
     int rc = uv_loop_init(&a->loop);
 
     a->memory.arena_fd = a->memory.table_fd = -1;
+    a->proven_bytes = a->config.pool_max_bytes; /* once it serves */
     if (rc != 0) {
         log_event(LOG_LEVEL_ERROR, "start_failed", " err=%s", uv_strerror(rc));
         return EXIT_CODE_SYSTEM;

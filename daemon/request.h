@@ -69,6 +69,7 @@ bool core_is_idle(const core *c);  /* no request in flight, no region being unma
 bool core_is_ready(const core *c); /* the first piece is usable */
 /* How far the arena has grown: bytes that are usable, and how many were asked for.  False: it grows no further. */
 bool core_get_growth(const core *c, uint64_t *ret_usable, uint64_t *ret_max);
+bool core_has_size(const core *c); /* all that the configuration asks for now is there */
 /* The process runs an older configuration than the file's, which is broken (why; NULL: it is mended): HEALTH says so. */
 void core_set_old_config(core *c, const char *why);
 /* HEALTH's state (enum wire_health), and why: bits of health_reason. */

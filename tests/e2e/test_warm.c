@@ -580,17 +580,22 @@ static uint64_t bytes_left(const char *dir)
     return (uint64_t)v.f_bavail * v.f_bsize;
 }
 
-/* Starts it, if it does not run. */
-static void set_size(daemon_fixture *d, const char *size)
+static void write_size(const daemon_fixture *d, const char *size, int max_clients)
 {
     char json[512];
 
     (void)snprintf(
         json, sizeof json,
         "{\"pool\": {\"path\": \"%s\", \"max_bytes\": \"%s\", \"extent_bytes\": \"1MiB\", \"reserve_bytes\": "
-        "\"64MiB\"}, \"device\": {\"kind\": \"cpu\"}}",
-        pool_dir, size);
+        "\"64MiB\"}, \"device\": {\"kind\": \"cpu\"}, \"limits\": {\"max_clients\": %d}}",
+        pool_dir, size, max_clients);
     daemon_configure(d, json);
+}
+
+/* Starts it, if it does not run. */
+static void set_size(daemon_fixture *d, const char *size)
+{
+    write_size(d, size, 64);
     if (d->pid != 0)
         cr_assert_eq(kill(d->pid, SIGHUP), 0);
     else
@@ -633,6 +638,84 @@ Test(warm, a_pool_that_cannot_grow_takes_nothing_and_grows_once_it_can)
     cr_assert_eq(mount("kvs", pool_dir, "tmpfs", MS_REMOUNT, "size=64m,mode=0700"), 0);
     cr_assert_eq(kill(b.d.pid, SIGHUP), 0);
     cr_assert(has_grown(&e, 48), "the operator has made room");
+    kvs_close(e.c);
+    cr_assert_eq(daemon_stop(&b.d, SIGTERM), 0);
+    cr_assert_eq(umount(pool_dir), 0);
+    cr_assert_eq(rmdir(pool_dir), 0);
+    daemon_fini(&b.d);
+}
+
+static bool copy_has(const char *copy, const char *text)
+{
+    char all[16384] = "";
+    FILE *f = fopen(copy, "re");
+
+    if (f != NULL) {
+        all[fread(all, 1, sizeof all - 1, f)] = '\0';
+        (void)fclose(f);
+    }
+    return strstr(all, text) != NULL;
+}
+
+static bool comes_to_have(const char *copy, const char *text)
+{
+    for (int i = 0; i < 250 && !copy_has(copy, text); i++)
+        (void)usleep(20000);
+    return copy_has(copy, text);
+}
+
+/* Symptom: the copy had a size that no start came up with, so that none did after a kill. */
+Test(warm, a_size_that_was_not_reached_is_not_what_a_start_falls_back_on)
+{
+    static bench b;
+    static char copy[128];
+    const char *more[] = {"--accepted", copy, NULL};
+    engine e;
+
+    daemon_init(&b.d);
+    (void)snprintf(copy, sizeof copy, "%s/accepted.json", b.d.dir);
+    (void)snprintf(pool_dir, sizeof pool_dir, "%.50s/pool", b.d.dir);
+    cr_assert_eq(mkdir(pool_dir, 0700), 0);
+    if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+        mount("kvs", pool_dir, "tmpfs", 0, "size=24m,mode=0700") != 0) {
+        (void)rmdir(pool_dir);
+        daemon_fini(&b.d);
+        cr_skip_test("needs root to mount a small tmpfs");
+    }
+    write_size(&b.d, "4MiB", 9);
+    daemon_spawn(&b.d, more);
+    cr_assert(daemon_wait_notified(&b.d, "READY=1", 5000));
+    cr_assert(comes_to_have(copy, "\"max_bytes\": \"4MiB\""));
+    write_size(&b.d, "48MiB", 10);
+    for (unsigned i = 1; i <= 2; i++) {
+        (void)kill(b.d.pid, SIGHUP);
+        cr_assert(daemon_wait_notified(&b.d, "could not grow", 5000));
+        cr_assert_eq(daemon_stop(&b.d, SIGKILL), 128 + SIGKILL);
+        cr_assert(copy_has(copy, "\"max_bytes\": \"4MiB\"") && copy_has(copy, "\"max_clients\": 9"));
+        daemon_spawn(&b.d, more);
+        if (i == 1) { /* from then on it is known not to come up */
+            cr_assert_eq(daemon_wait(&b.d, 10000), 71);
+            cr_assert_eq(daemon_log_count(&b.d, "config_put_aside"), 1);
+            daemon_spawn(&b.d, more);
+        }
+        cr_assert(daemon_wait_notified(&b.d, "READY=1", 5000));
+        cr_assert_eq(daemon_log_count(&b.d, " old_config "), i);
+    }
+    engine_open(&e, &b.d);
+    write_size(&b.d, "12MiB", 11); /* one that fits comes in when it is there */
+    (void)kill(b.d.pid, SIGHUP);
+    cr_assert(has_grown(&e, 12));
+    cr_assert(comes_to_have(copy, "\"max_bytes\": \"12MiB\"") && copy_has(copy, "\"max_clients\": 11"));
+    write_size(&b.d, "12MiB", 12); /* so does what has nothing to do with the size */
+    (void)kill(b.d.pid, SIGHUP);
+    cr_assert(comes_to_have(copy, "\"max_clients\": 12"));
+    write_size(&b.d, "48MiB", 12);
+    (void)kill(b.d.pid, SIGHUP);
+    cr_assert(daemon_wait_notified(&b.d, "could not grow", 5000));
+    cr_assert(copy_has(copy, "\"max_bytes\": \"12MiB\""));
+    write_size(&b.d, "6MiB", 13); /* and a smaller size at once */
+    (void)kill(b.d.pid, SIGHUP);
+    cr_assert(comes_to_have(copy, "\"max_bytes\": \"6MiB\"") && copy_has(copy, "\"max_clients\": 13"));
     kvs_close(e.c);
     cr_assert_eq(daemon_stop(&b.d, SIGTERM), 0);
     cr_assert_eq(umount(pool_dir), 0);

@@ -322,6 +322,7 @@ pool_slot directory_find(const directory *d, uint32_t ns, const uint8_t key[32])
 void directory_find_batch(const directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, pool_slot *ret)
 {
     uint32_t hash[BATCH];
+    pool_slot guess[BATCH]; /* the first one with this hash, nearly always the right one; POOL_NONE: there is none */
 
     assert(n <= BATCH);
     for (uint32_t i = 0; i < n; i++) {
@@ -329,13 +330,15 @@ void directory_find_batch(const directory *d, uint32_t ns, const uint8_t *keys, 
         key_table_prefetch(&d->table, hash[i]);
     }
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t row = key_table_guess(&d->table, hash[i]);
-
-        if (row != KEY_TABLE_NONE)
-            __builtin_prefetch(pool_row_of(d->pool, row));
+        guess[i] = key_table_guess(&d->table, hash[i]);
+        if (guess[i] != POOL_NONE)
+            __builtin_prefetch(pool_row_of(d->pool, guess[i]));
     }
-    for (uint32_t i = 0; i < n; i++)
-        ret[i] = find_hashed(d, ns, keys + (size_t)i * 32, hash[i]);
+    for (uint32_t i = 0; i < n; i++) {
+        wanted w = {.pool = d->pool, .key = keys + (size_t)i * 32, .ns = ns};
+
+        ret[i] = guess[i] == POOL_NONE || row_is_wanted(&w, guess[i]) ? guess[i] : find_hashed(d, ns, w.key, hash[i]);
+    }
 }
 
 static uint8_t key_state(const directory *d, pool_slot s)
@@ -406,10 +409,9 @@ bool directory_change_begin(const directory *d, pool_slot s)
     return info_is_busy(info_of(d, s));
 }
 
-void directory_change_end(directory *d, pool_slot s, bool was_busy)
+void directory_changed(directory *d, pool_slot s, bool was_busy, bool busy)
 {
-    slot_info *i = info_of(d, s);
-    bool busy = info_is_busy(i);
+    slot_info *i;
 
     if (busy == was_busy)
         return;
@@ -420,12 +422,18 @@ void directory_change_end(directory *d, pool_slot s, bool was_busy)
     }
     extent_of(d, s)->n_busy--;
     d->stats.evictable++;
+    i = info_of(d, s);
     if (directory_is_closing(d, s)) {
         directory_take_away(d, s, WIRE_CAUSE_REBOUND);
     } else if ((i->flags & SLOT_PARKED) != 0) {
         i->flags &= (uint8_t)~SLOT_PARKED;
         d->ops->insert(d->evict, slot_order(d, s), s, i->stamp);
     }
+}
+
+void directory_change_end(directory *d, pool_slot s, bool was_busy)
+{
+    directory_changed(d, s, was_busy, info_is_busy(info_of(d, s)));
 }
 
 /* ---- reading ---- */

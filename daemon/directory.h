@@ -71,7 +71,12 @@ typedef struct directory_tenant {
 void directory_get_tenant(const directory *d, uint32_t tenant, directory_tenant *ret);
 
 /* ---- namespaces: numbers are never reused while the daemon lives ---- */
-enum { DIRECTORY_MAX_NAMESPACES = TABLE_MAX_NS };
+enum {
+    DIRECTORY_MAX_NAMESPACES = TABLE_MAX_NS,
+    /* Keys times namespaces of one directory_reserve, each of which is a search: 16,384 blocks, a million tokens by 64, of 16
+     * shards. */
+    DIRECTORY_MAX_RESERVED = 1 << 18,
+};
 /* Since the start, in blocks.  hits: leading ready keys of LOOKUP lists, misses: the others. */
 typedef struct directory_counts {
     uint64_t hits, misses, stored, exists, no_space;
@@ -146,9 +151,9 @@ typedef struct directory_lease {
     uint64_t bytes;
 } directory_lease;
 /* Hold the leading ready keys, the same number in every namespace (one decision: the minimum).  owner: the connection.
- * E_LIMIT: max_bytes of the tenant would be passed (counting what it holds), or its part of the blocks that all leases
- * may name.  n_leased may be 0: then no lease is made
- * and the id is zeros. */
+ * E_LIMIT: keys times namespaces are above DIRECTORY_MAX_RESERVED, max_bytes of the tenant would be passed (counting what it
+ * holds), or its part of the blocks that all leases may name.  It costs a search for each key and namespace, up to the first
+ * key that one of them lacks, or that a limit is passed with.  n_leased may be 0: then no lease is made and the id is zeros. */
 kvs_status directory_reserve(directory *d, uint32_t tenant, uint64_t owner, const uint32_t *ns, uint32_t n_ns,
                              const uint8_t *keys, uint32_t n_keys, uint32_t max_loads, uint32_t ttl_ms, uint64_t now_us,
                              uint64_t max_bytes, directory_lease *ret, kvs_err *err);
@@ -157,8 +162,9 @@ kvs_status directory_reserve(directory *d, uint32_t tenant, uint64_t owner, cons
 kvs_status directory_lease_hold(directory *d, uint32_t tenant, const uint8_t id[16], uint32_t ns, uint32_t first,
                                 uint32_t n, pool_slot *slot, kvs_err *err);
 kvs_status directory_release(directory *d, uint32_t tenant, const uint8_t id[16], kvs_err *err);
-void directory_owner_gone(directory *d, uint64_t owner);
-/* End leases that have run out; returns the next end in us, UINT64_MAX if there is none. */
+/* Its leases are over.  True: they name so many blocks that directory_step has to let some of these go. */
+bool directory_owner_gone(directory *d, uint64_t owner);
+/* End leases that have run out; returns the next end in us, UINT64_MAX if there is none, now_us if some are left that have. */
 uint64_t directory_expire(directory *d, uint64_t now_us);
 
 /* ---- residency ---- */

@@ -79,6 +79,7 @@ typedef struct lease {
     uint64_t owner, created_us, ends_us, bytes;
     uint32_t tenant, n_ns, n_leased, loads_left;
     uint32_t heap_at;            /* place in directory.leases */
+    bool dead;                   /* over for everybody, and first in the heap: directory_expire lets its blocks go */
     struct lease *next;          /* same bucket */
     struct lease *ending;        /* scratch: to be ended together */
     struct lease *next_owner;    /* same bucket of owners; only of the first one of an owner */
@@ -216,6 +217,8 @@ void directory_touch(directory *d, pool_slot s, uint64_t stamp); /* stamp: large
  * waits for it, so it may be gone afterwards. */
 bool directory_change_begin(const directory *d, pool_slot s);
 void directory_change_end(directory *d, pool_slot s, bool was_busy);
+/* The end, for who knows if it is busy now. */
+void directory_changed(directory *d, pool_slot s, bool was_busy, bool busy);
 bool directory_hold_one(directory *d, pool_slot s); /* ready; false: as many holds as can be counted */
 bool directory_is_closing(const directory *d, pool_slot s);
 
@@ -259,7 +262,9 @@ bool directory_is_swept(const directory *d, uint32_t ns); /* a reset of it is on
 
 /* lease.c */
 void directory_leases_fini(directory *d);
-uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns); /* both WIRE_NONE32: all; how many */
+/* Both WIRE_NONE32: all; how many.  Where they name very many blocks, directory_step lets some of these go. */
+uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns);
+bool directory_has_dead_leases(const directory *d); /* it has not yet */
 
 static inline void directory_emit(const directory *d, uint32_t type, uint32_t cause, const pool_row *r)
 {

@@ -626,6 +626,8 @@ static void give_up_some(directory *d)
 
 bool directory_step(directory *d)
 {
+    if (directory_has_dead_leases(d))
+        (void)directory_expire(d, 0);
     if (d->give_up != POOL_NONE)
         give_up_some(d);
     if (d->emptying != POOL_NONE) {
@@ -641,6 +643,6 @@ bool directory_step(directory *d)
             d->emptying = POOL_NONE; /* blocks that are busy now go when they no longer are */
     }
     d->over_quota = d->over_quota && directory_trim(d, EMPTY_STEP);
-    return key_table_step(&d->table, EMPTY_STEP) || d->emptying != POOL_NONE || d->over_quota ||
-           d->give_up != POOL_NONE;
+    return directory_has_dead_leases(d) || key_table_step(&d->table, EMPTY_STEP) || d->emptying != POOL_NONE ||
+           d->over_quota || d->give_up != POOL_NONE;
 }

@@ -4,7 +4,11 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
-enum { FIRST_BUCKETS = 64 };
+enum {
+    FIRST_BUCKETS = 64,
+    END_STEP = DIRECTORY_MAX_RESERVED, /* blocks of leases that end at a time: some milliseconds */
+    END_OF_ONE = 4,                    /* blocks that the end of a lease counts for besides */
+};
 
 /* ---- the set: a heap by end, so that one long lease hides no shorter one, a hash by id, and one by owner ---- */
 
@@ -185,7 +189,8 @@ static void set_remove(lease_set *s, lease *l)
 
 /* ---- leasing slots ---- */
 
-static bool lease_slot(directory *d, pool_slot s)
+/* n: the entry of its namespace, which the caller knows, so that no row is read. */
+static bool lease_slot(directory *d, pool_slot s, ns_entry *n)
 {
     slot_info *i = info_of(d, s);
     bool was = directory_change_begin(d, s);
@@ -193,32 +198,39 @@ static bool lease_slot(directory *d, pool_slot s)
     if (i->leases == SLOT_COUNT_MAX)
         return false;
     if (i->leases++ == 0) {
-        ns_entry *n = d->ns[pool_row_of(d->pool, s)->ns];
-
         n->pub.n_leased++;
         d->stats.n_leased++;
         d->stats.leased_bytes += n->pub.slot_bytes;
         d->tenants[n->pub.tenant].pub.leased_bytes += n->pub.slot_bytes;
     }
-    directory_change_end(d, s, was);
+    directory_changed(d, s, was, true);
     return true;
 }
 
-static void unlease_slot(directory *d, pool_slot s)
+static void unlease_slot(directory *d, pool_slot s, ns_entry *n)
 {
     slot_info *i = info_of(d, s);
-    bool was = directory_change_begin(d, s);
 
     assert(i->leases > 0);
-    if (--i->leases == 0) {
-        ns_entry *n = d->ns[pool_row_of(d->pool, s)->ns];
+    if (--i->leases > 0)
+        return;
+    n->pub.n_leased--;
+    d->stats.n_leased--;
+    d->stats.leased_bytes -= n->pub.slot_bytes;
+    d->tenants[n->pub.tenant].pub.leased_bytes -= n->pub.slot_bytes;
+    directory_changed(d, s, true, i->holds != 0 || (i->flags & SLOT_PINNED) != 0);
+}
 
-        n->pub.n_leased--;
-        d->stats.n_leased--;
-        d->stats.leased_bytes -= n->pub.slot_bytes;
-        d->tenants[n->pub.tenant].pub.leased_bytes -= n->pub.slot_bytes;
+/* The first n of the lease's slots. */
+static void unlease(directory *d, const lease *l, uint64_t n)
+{
+    for (uint32_t i = 0; i < l->n_ns && n > 0; i++) {
+        const pool_slot *slot = l->slots + (size_t)i * l->n_leased;
+        ns_entry *ns = d->ns[l->ns[i]];
+
+        for (uint32_t k = 0; k < l->n_leased && n > 0; k++, n--)
+            unlease_slot(d, slot[k], ns);
     }
-    directory_change_end(d, s, was);
 }
 
 /* What the lease names, counted with its tenant and namespaces; by: 1, or all ones to take it back. */
@@ -235,9 +247,29 @@ static void lease_end(directory *d, lease *l)
 {
     set_remove(&d->leases, l);
     count_named(d, l, UINT32_MAX);
-    for (uint64_t i = 0; i < n_slots(l); i++)
-        unlease_slot(d, l->slots[i]);
+    unlease(d, l, n_slots(l));
     free(l);
+}
+
+/* Now, or where that would be too much at a time, soon. */
+static void lease_end_within(directory *d, lease *l, uint64_t *budget)
+{
+    uint64_t cost = n_slots(l) + END_OF_ONE;
+
+    if (cost > *budget) {
+        *budget = 0;
+        l->dead = true;
+        l->ends_us = 0;
+        heap_sift(&d->leases, l->heap_at);
+        return;
+    }
+    *budget -= cost;
+    lease_end(d, l);
+}
+
+bool directory_has_dead_leases(const directory *d)
+{
+    return d->leases.n > 0 && d->leases.heap[0]->dead;
 }
 
 void directory_leases_fini(directory *d)
@@ -251,21 +283,51 @@ void directory_leases_fini(directory *d)
 
 /* ---- reserve ---- */
 
-/* Leading keys that can be leased: ready, in no extent that is being given away, and not about to be reset. */
-static uint32_t leading(const directory *d, uint32_t ns, const uint8_t *keys, uint32_t n, pool_slot *slot)
-{
-    if (directory_is_swept(d, ns))
-        return 0;
-    for (uint32_t at = 0; at < n; at += BATCH) {
-        uint32_t m = n - at < BATCH ? n - at : BATCH;
+/* What a RESERVE names, and what was found of it so far. */
+typedef struct leasing {
+    uint32_t tenant, n_ns, n_keys;
+    const uint32_t *ns;
+    const uint8_t *keys;
+    uint64_t max_bytes; /* that the tenant may hold */
+    uint64_t more;      /* bytes that it does not hold yet */
+    uint32_t n_found;   /* leading keys that can be leased in every namespace */
+    pool_slot *slots;   /* [n_ns][n_keys], of each the first n_found */
+} leasing;
 
-        directory_find_batch(d, ns, keys + (size_t)at * 32, m, slot + at);
-        for (uint32_t i = at; i < at + m; i++)
-            if (slot[i] == POOL_NONE || pool_row_of(d->pool, slot[i])->state != POOL_READY ||
-                directory_is_closing(d, slot[i]))
-                return i;
+/* How many leading ones can be leased: ready, and in no extent that is being given away. */
+static uint32_t leading(const directory *d, const pool_slot *slot, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (slot[i] == POOL_NONE || pool_row_of(d->pool, slot[i])->state != POOL_READY ||
+            directory_is_closing(d, slot[i]))
+            return i;
+        __builtin_prefetch(info_of(d, slot[i]));
     }
     return n;
+}
+
+/* Of the next n keys. */
+static uint32_t find_some(const directory *d, const leasing *w, uint32_t n)
+{
+    for (uint32_t i = 0; i < w->n_ns && n > 0; i++) {
+        pool_slot *slot = w->slots + (size_t)i * w->n_keys + w->n_found;
+
+        directory_find_batch(d, w->ns[i], w->keys + (size_t)w->n_found * 32, n, slot);
+        n = leading(d, slot, n);
+    }
+    return n;
+}
+
+static void add_found(const directory *d, leasing *w, uint32_t n)
+{
+    for (uint32_t i = 0; i < w->n_ns; i++) {
+        const pool_slot *slot = w->slots + (size_t)i * w->n_keys + w->n_found;
+        uint64_t bytes = d->ns[w->ns[i]]->pub.slot_bytes;
+
+        for (uint32_t k = 0; k < n; k++)
+            w->more += info_of(d, slot[k])->leases == 0 ? bytes : 0;
+    }
+    w->n_found += n;
 }
 
 static kvs_status check_namespaces(const directory *d, uint32_t tenant, const uint32_t *ns, uint32_t n_ns, kvs_err *err)
@@ -281,41 +343,19 @@ static kvs_status check_namespaces(const directory *d, uint32_t tenant, const ui
     return KVS_OK;
 }
 
-/* The slots of every namespace, packed to the minimum that all of them have. */
-static uint32_t collect(const directory *d, const uint32_t *ns, uint32_t n_ns, const uint8_t *keys, uint32_t n_keys,
-                        pool_slot *slot)
-{
-    uint32_t least = n_keys;
-
-    for (uint32_t i = 0; i < n_ns; i++) {
-        uint32_t n = leading(d, ns[i], keys, least, slot + (size_t)i * n_keys);
-
-        least = n < least ? n : least;
-    }
-    for (uint32_t i = 1; i < n_ns; i++)
-        memmove(slot + (size_t)i * least, slot + (size_t)i * n_keys, least * sizeof *slot);
-    return least;
-}
-
-/* Bytes that the lease adds to what its tenant already holds. */
-static uint64_t added_bytes(const directory *d, const lease *l)
-{
-    uint64_t sum = 0;
-
-    for (uint64_t i = 0; i < n_slots(l); i++)
-        if (info_of(d, l->slots[i])->leases == 0)
-            sum += d->ns[pool_row_of(d->pool, l->slots[i])->ns]->pub.slot_bytes;
-    return sum;
-}
-
 static kvs_status lease_all(directory *d, const lease *l, kvs_err *err)
 {
-    for (uint64_t i = 0; i < n_slots(l); i++) {
-        if (lease_slot(d, l->slots[i]))
-            continue;
-        while (i-- > 0)
-            unlease_slot(d, l->slots[i]);
-        return kvs_fail(err, KVS_E_BUSY, "leases: a block already has %d", SLOT_COUNT_MAX);
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < l->n_ns; i++) {
+        ns_entry *ns = d->ns[l->ns[i]];
+
+        for (uint32_t k = 0; k < l->n_leased; k++, n++) {
+            if (lease_slot(d, l->slots[n], ns))
+                continue;
+            unlease(d, l, n);
+            return kvs_fail(err, KVS_E_BUSY, "leases: a block already has %d", SLOT_COUNT_MAX);
+        }
     }
     return KVS_OK;
 }
@@ -332,68 +372,116 @@ static kvs_status make_id(const lease_set *s, uint8_t id[16], kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status check_cap(const directory *d, const lease *l, uint64_t max_bytes, kvs_err *err)
+/* May the tenant have what was found so far? */
+static kvs_status check_cap(const directory *d, const leasing *w, kvs_err *err)
 {
-    uint64_t held = directory_tenant_leased(d, l->tenant), more = added_bytes(d, l);
-    uint64_t named = d->tenants[l->tenant].n_named, most = LEASED_MAX / d->n_tenants;
+    uint64_t held = directory_tenant_leased(d, w->tenant), n = (uint64_t)w->n_ns * w->n_found;
+    uint64_t named = d->tenants[w->tenant].n_named, most = LEASED_MAX / d->n_tenants;
 
-    if (named + n_slots(l) > most)
-        return kvs_fail(err, KVS_E_LIMIT, "leases: %llu blocks are named by this tenant's, %llu more make over %llu",
-                        (unsigned long long)named, (unsigned long long)n_slots(l), (unsigned long long)most);
-    if (held > max_bytes || more > max_bytes - held)
+    if (named + n > most)
         return kvs_fail(err, KVS_E_LIMIT,
-                        "leases: %llu bytes wanted, the tenant holds %llu of %llu (lease.max_percent of the pool, or "
-                        "its own lease_max_percent)",
-                        (unsigned long long)more, (unsigned long long)held, (unsigned long long)max_bytes);
+                        "leases: %llu blocks are named by this tenant's, at least %llu more make over %llu",
+                        (unsigned long long)named, (unsigned long long)n, (unsigned long long)most);
+    if (w->more > 0 && (held > w->max_bytes || w->more > w->max_bytes - held))
+        return kvs_fail(err, KVS_E_LIMIT,
+                        "leases: at least %llu bytes wanted, the tenant holds %llu of %llu (lease.max_percent of the "
+                        "pool, or its own lease_max_percent)",
+                        (unsigned long long)w->more, (unsigned long long)held, (unsigned long long)w->max_bytes);
     return KVS_OK;
 }
 
-static lease *lease_create(directory *d, const uint32_t *ns, uint32_t n_ns, const uint8_t *keys, uint32_t n_keys)
+static bool is_any_swept(const directory *d, const leasing *w)
 {
-    uint64_t most = (uint64_t)n_ns * n_keys;
-    lease *l, *fit;
+    for (uint32_t i = 0; i < w->n_ns; i++)
+        if (directory_is_swept(d, w->ns[i]))
+            return true;
+    return false;
+}
 
-    if (most > (UINT64_C(1) << 32) || set_reserve(&d->leases) != KVS_OK)
-        return NULL;
-    l = malloc(sizeof *l + most * sizeof l->slots[0] + n_ns * sizeof l->ns[0]);
-    if (l == NULL)
-        return NULL;
-    *l = (lease){.n_ns = n_ns};
-    l->n_leased = collect(d, ns, n_ns, keys, n_keys, l->slots);
+/* Some keys of every namespace at a time: what one of them lacks, or what is above a limit, ends the search there, so that
+ * a refusal costs no more than the limit. */
+static kvs_status find_all(const directory *d, leasing *w, kvs_err *err)
+{
+    uint32_t n = is_any_swept(d, w) ? 0 : w->n_keys, got = 1;
+
+    while (w->n_found < n && got > 0) {
+        uint32_t m = n - w->n_found < BATCH ? n - w->n_found : BATCH;
+        kvs_status s;
+
+        got = find_some(d, w, m);
+        add_found(d, w, got);
+        s = check_cap(d, w, err);
+        if (s != KVS_OK)
+            return s;
+        n = got < m ? w->n_found : n;
+    }
+    return KVS_OK;
+}
+
+/* What was found, in no more memory than it needs; slots[n_ns][n_keys] become [n_ns][n_found].  Takes l, also on failure. */
+static lease *pack(const directory *d, lease *l, const leasing *w)
+{
+    lease *fit;
+
+    for (uint32_t i = 1; i < w->n_ns; i++)
+        memmove(l->slots + (size_t)i * w->n_found, l->slots + (size_t)i * w->n_keys, w->n_found * sizeof l->slots[0]);
+    l->n_leased = w->n_found;
     fit = realloc(l, lease_memory(l));
     l = fit != NULL ? fit : l;
-    l->ns = l->slots + (uint64_t)n_ns * l->n_leased;
-    memcpy(l->ns, ns, n_ns * sizeof *ns);
-    for (uint32_t i = 0; i < n_ns; i++)
-        l->bytes += d->ns[ns[i]]->pub.slot_bytes * l->n_leased;
+    l->ns = l->slots + n_slots(l);
+    memcpy(l->ns, w->ns, w->n_ns * sizeof *w->ns);
+    for (uint32_t i = 0; i < w->n_ns; i++)
+        l->bytes += d->ns[w->ns[i]]->pub.slot_bytes * l->n_leased;
     return l;
+}
+
+/* NULL in *ret: nothing can be leased. */
+static kvs_status lease_create(directory *d, leasing *w, lease **ret, kvs_err *err)
+{
+    uint64_t most = (uint64_t)w->n_ns * w->n_keys;
+    lease *l = NULL;
+    kvs_status s;
+
+    if (most > DIRECTORY_MAX_RESERVED)
+        return kvs_fail(err, KVS_E_LIMIT, "n_ns x n_keys: %lu x %lu is above %d", (unsigned long)w->n_ns,
+                        (unsigned long)w->n_keys, DIRECTORY_MAX_RESERVED);
+    if (set_reserve(&d->leases) == KVS_OK)
+        l = malloc(sizeof *l + most * sizeof l->slots[0] + w->n_ns * sizeof l->ns[0]);
+    if (l == NULL)
+        return kvs_fail(err, KVS_E_NO_MEMORY, "lease: no memory for %lu keys in %lu namespaces",
+                        (unsigned long)w->n_keys, (unsigned long)w->n_ns);
+    *l = (lease){.n_ns = w->n_ns, .tenant = w->tenant};
+    w->slots = l->slots;
+    s = find_all(d, w, err);
+    if (s != KVS_OK || w->n_found == 0) {
+        free(l);
+        l = NULL;
+    }
+    *ret = l != NULL ? pack(d, l, w) : NULL;
+    return s;
 }
 
 kvs_status directory_reserve(directory *d, uint32_t tenant, uint64_t owner, const uint32_t *ns, uint32_t n_ns,
                              const uint8_t *keys, uint32_t n_keys, uint32_t max_loads, uint32_t ttl_ms, uint64_t now_us,
                              uint64_t max_bytes, directory_lease *ret, kvs_err *err)
 {
+    leasing w = {.tenant = tenant, .n_ns = n_ns, .n_keys = n_keys, .ns = ns, .keys = keys, .max_bytes = max_bytes};
     kvs_status s = check_namespaces(d, tenant, ns, n_ns, err);
-    lease *l;
+    lease *l = NULL;
 
+    if (s == KVS_OK)
+        s = lease_create(d, &w, &l, err);
     if (s != KVS_OK)
         return s;
-    l = lease_create(d, ns, n_ns, keys, n_keys);
-    if (l == NULL)
-        return kvs_fail(err, KVS_E_NO_MEMORY, "lease: no memory for %lu keys in %lu namespaces", (unsigned long)n_keys,
-                        (unsigned long)n_ns);
-    l->tenant = tenant;
+    if (l == NULL) {
+        *ret = (directory_lease){.ttl_ms = ttl_ms};
+        return KVS_OK;
+    }
     l->owner = owner;
     l->loads_left = max_loads;
     l->created_us = now_us;
     l->ends_us = now_us + ttl_ms * UINT64_C(1000);
-    if (l->n_leased == 0) {
-        *ret = (directory_lease){.ttl_ms = ttl_ms};
-        free(l);
-        return KVS_OK;
-    }
-    if ((s = check_cap(d, l, max_bytes, err)) != KVS_OK || (s = make_id(&d->leases, l->id, err)) != KVS_OK ||
-        (s = lease_all(d, l, err)) != KVS_OK) {
+    if ((s = make_id(&d->leases, l->id, err)) != KVS_OK || (s = lease_all(d, l, err)) != KVS_OK) {
         free(l);
         return s;
     }
@@ -410,7 +498,7 @@ static lease *lease_of_tenant(const directory *d, uint32_t tenant, const uint8_t
 {
     lease *l = set_find(&d->leases, id);
 
-    return l != NULL && l->tenant == tenant ? l : NULL;
+    return l != NULL && l->tenant == tenant && !l->dead ? l : NULL;
 }
 
 static kvs_status no_lease(kvs_err *err)
@@ -471,18 +559,27 @@ kvs_status directory_release(directory *d, uint32_t tenant, const uint8_t id[16]
 
 /* ---- the end ---- */
 
-void directory_owner_gone(directory *d, uint64_t owner)
+bool directory_owner_gone(directory *d, uint64_t owner)
 {
-    lease *l;
+    uint64_t budget = END_STEP;
 
-    while (d->leases.n > 0 && (l = *find_owner(&d->leases, owner)) != NULL)
-        lease_end(d, l);
+    for (lease *l = d->leases.n > 0 ? *find_owner(&d->leases, owner) : NULL, *next; l != NULL; l = next) {
+        next = l->same;
+        lease_end_within(d, l, &budget);
+    }
+    return directory_has_dead_leases(d);
 }
 
 uint64_t directory_expire(directory *d, uint64_t now_us)
 {
-    while (d->leases.n > 0 && d->leases.heap[0]->ends_us <= now_us)
+    uint64_t n = 0;
+
+    while (d->leases.n > 0 && d->leases.heap[0]->ends_us <= now_us) {
+        if (n > 0 && n + n_slots(d->leases.heap[0]) > END_STEP)
+            return now_us;
+        n += n_slots(d->leases.heap[0]) + END_OF_ONE;
         lease_end(d, d->leases.heap[0]);
+    }
     return d->leases.n > 0 ? d->leases.heap[0]->ends_us : UINT64_MAX;
 }
 
@@ -512,16 +609,16 @@ static uint64_t all_in_scope(const directory *d, uint32_t tenant, uint32_t ns)
 
 uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns)
 {
-    uint64_t left = all_in_scope(d, tenant, ns), n = 0;
+    uint64_t left = all_in_scope(d, tenant, ns), budget = END_STEP, n = 0;
     lease *ending = NULL;
 
     /* First all, then end them: each end changes the list.  Who has none, or only new ones, does not pay for the others'. */
     for (lease *l = d->leases.newest; l != NULL && left > 0; l = l->older) {
         uint32_t named = n_in_scope(l, tenant, ns);
 
-        if (named == 0)
-            continue;
         left -= named;
+        if (named == 0 || l->dead)
+            continue;
         l->ending = ending;
         ending = l;
     }
@@ -529,7 +626,7 @@ uint64_t directory_end_leases(directory *d, uint32_t tenant, uint32_t ns)
         lease *l = ending;
 
         ending = l->ending;
-        lease_end(d, l);
+        lease_end_within(d, l, &budget);
     }
     return n;
 }

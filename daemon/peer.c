@@ -113,7 +113,7 @@ void peer_gone(peer *p, uint64_t now_us)
     p->gone = true;
     c->n_watchers -= p->watch_mask != 0;
     p->watch_mask = 0;
-    directory_owner_gone(c->dir, p->conn_id);
+    c->step_due = directory_owner_gone(c->dir, p->conn_id) || c->step_due;
     stop_all(p);
     peer_drained(p);
     core_rest(c);

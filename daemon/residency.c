@@ -185,6 +185,10 @@ bool directory_reset_step(directory *d, directory_sweep *w, uint32_t *budget)
 {
     uint32_t tenant = w->ns == WIRE_NONE32 ? w->tenant : tenant_of(d, w->ns);
 
+    if (directory_has_dead_leases(d)) { /* what they name is leased until they are gone */
+        (void)directory_expire(d, 0);
+        return true;
+    }
     w->left += d->n_charged - w->charged;
     w->charged = d->n_charged;
     for (; w->left > 0 && w->extent < pool_n_extents(d->pool); w->extent++, w->row = 0) {

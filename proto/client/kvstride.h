@@ -301,7 +301,7 @@ typedef struct kvs_lease {
 typedef struct kvs_reserve_args {
     kvs_ns *const *ns; /* [n_ns] shards of one model: one decision for all */
     uint32_t n_ns;     /* 1.. */
-    uint32_t n;
+    uint32_t n;        /* n x n_ns at most 262,144 */
     const uint8_t *keys;
     uint32_t max_loads; /* how many LOADs may use it; 1.. */
     uint32_t ttl_ms;    /* 0, or longer than the daemon grants: the longest that it does (lease.max_ms) */

@@ -60,7 +60,7 @@ kvs_status fixture_load(fixture *f, uint32_t ns, uint64_t id);
 kvs_status fixture_hold(fixture *f, uint32_t ns, uint64_t id, pool_slot *ret);
 kvs_status fixture_reserve(fixture *f, uint32_t ns, uint64_t first, uint32_t n, uint64_t owner, uint32_t ttl_ms,
                            directory_lease *ret);
-/* A reset in one go. */
+/* A reset, all of its steps. */
 void fixture_reset(directory *d, uint32_t tenant, uint32_t ns, bool pinned_too, directory_reset_result *ret);
 directory_stats fixture_stats(const fixture *f);
 void fixture_check(const fixture *f);

@@ -1,4 +1,5 @@
 #include <criterion/criterion.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -39,6 +40,15 @@ static directory_lease one;
 static kvs_status reserve(uint64_t first, uint32_t n, uint64_t owner, uint32_t ttl_ms)
 {
     return fixture_reserve(&f, f.ns, first, n, owner, ttl_ms, &one);
+}
+
+/* Its leases are over, and every block of them let go. */
+static void gone(uint64_t owner)
+{
+    if (!directory_owner_gone(f.dir, owner))
+        return;
+    while (directory_step(f.dir))
+        ;
 }
 
 static uint64_t expire_at(uint64_t now_us)
@@ -192,7 +202,7 @@ Test(lease, counts_leases_of_a_block_up_to_their_limit)
     cr_assert_eq(fixture_stats(&f).n_leased, 1, "and the first block is free again");
     cr_assert_eq(reserve(1, 1, 2, 1000), KVS_OK);
     cr_assert_eq(reserve(1, 1, 2, 1000), KVS_E_LIMIT, "leases of everybody");
-    directory_owner_gone(f.dir, 1);
+    gone(1);
     cr_assert_eq(fixture_stats(&f).n_leases, 1);
     fixture_fini(&f);
 }
@@ -216,7 +226,7 @@ Test(lease, stays_within_the_bytes_of_its_tenant)
     cr_assert_eq(directory_tenant_leased(f.dir, 2), 0);
     cr_assert_eq(directory_reserve(f.dir, 1, 1, &f.ns, 1, fixture_keys(4, 1), 1, 1, 1000, 0, cap, &one, NULL),
                  KVS_E_LIMIT);
-    directory_owner_gone(f.dir, 1);
+    gone(1);
     cr_assert_eq(directory_tenant_leased(f.dir, 1), 0);
     fixture_fini(&f);
 }
@@ -237,12 +247,189 @@ Test(lease, all_of_them_name_so_many_blocks_at_most)
     cr_assert_eq(n, MOST);
     cr_assert_eq(reserve(1, 1, 9, 1000), KVS_E_LIMIT);
     fixture_check(&f);
-    directory_owner_gone(f.dir, 3);
+    gone(3);
     cr_assert_eq(reserve(1, BLOCKS, 9, 1000), KVS_OK, "there is room again");
-    directory_owner_gone(f.dir, 9);
+    gone(9);
     for (uint64_t owner = 1; owner <= 7; owner++)
-        directory_owner_gone(f.dir, owner);
+        gone(owner);
     cr_assert_eq(fixture_stats(&f).n_leases, 0);
+    fixture_fini(&f);
+}
+
+/* 64 namespaces with the same keys: each named key is 64 searches. */
+enum { GROUP = 64 };
+
+static void open_group(uint32_t ns[GROUP], uint32_t n_keys, uint32_t n_blocks)
+{
+    char model[16];
+
+    fixture_init_alone(&f, n_blocks, n_blocks);
+    for (uint32_t i = 0; i < GROUP; i++) {
+        (void)snprintf(model, sizeof model, "rank%u", i);
+        ns[i] = fixture_open(&f, 0, model, 2);
+        cr_assert_eq(fixture_store(&f, ns[i], 1, n_keys, 0, 0), n_keys);
+    }
+}
+
+static const uint8_t *one_key(uint32_t n)
+{
+    static uint8_t keys[26000][32];
+
+    for (uint32_t i = 0; i < n; i++)
+        fixture_key(1, keys[i]);
+    return keys[0];
+}
+
+static double cpu_seconds(void);
+
+Test(lease, of_more_searches_than_one_request_may_ask_for_is_refused_at_once)
+{
+    const uint8_t *keys = one_key(26000);
+    kvs_err err = {0};
+    uint32_t ns[GROUP];
+    double begin;
+
+    open_group(ns, 1, GROUP);
+    begin = cpu_seconds();
+    for (int i = 0; i < 100; i++)
+        cr_assert_eq(directory_reserve(f.dir, 0, 1, ns, GROUP, keys, 26000, 1, 1000, 0, UINT64_MAX, &one, &err),
+                     KVS_E_LIMIT);
+    cr_assert_lt(cpu_seconds() - begin, 0.5, "it took 90 ms each");
+    cr_assert_str_eq(err.msg, "n_ns x n_keys: 64 x 26000 is above 262144");
+    cr_assert_eq(directory_reserve(f.dir, 0, 1, ns, GROUP, keys, 4096, 1, 1000, 0, UINT64_MAX, &one, &err), KVS_OK);
+    cr_assert_eq(one.n_leased, 4096, "a key may be named more than once");
+    fixture_check(&f);
+    fixture_fini(&f);
+}
+
+/* What is refused costs no more than what would have been granted: here ten blocks, and a batch of keys. */
+Test(lease, that_is_above_a_limit_is_not_searched_for_to_its_end)
+{
+    const uint8_t *keys = one_key(4096);
+    kvs_err err = {0};
+    uint32_t ns[GROUP];
+    double begin;
+
+    open_group(ns, 1, GROUP);
+    begin = cpu_seconds();
+    for (int i = 0; i < 200; i++)
+        cr_assert_eq(
+            directory_reserve(f.dir, 0, 1, ns, GROUP, keys, 4096, 1, 1000, 0, 10 * FIXTURE_SLOT_BYTES, &one, &err),
+            KVS_E_LIMIT);
+    cr_assert_lt(cpu_seconds() - begin, 1.0, "it took 15 ms each");
+    cr_assert_eq(fixture_stats(&f).n_leases, 0);
+    cr_assert_eq(fixture_stats(&f).n_leased, 0);
+    fixture_check(&f);
+    fixture_fini(&f);
+}
+
+/* Of 100 leases of up to 512 blocks of the group, each of `want`. */
+static double seconds_of_reserves(const uint32_t *ns, uint32_t want)
+{
+    double begin = cpu_seconds();
+
+    for (int i = 0; i < 100; i++) {
+        cr_assert_eq(
+            directory_reserve(f.dir, 0, 1, ns, GROUP, fixture_keys(1, 512), 512, 1, 1000, 0, UINT64_MAX, &one, NULL),
+            KVS_OK);
+        cr_assert_eq(one.n_leased, want);
+        cr_assert_eq(directory_release(f.dir, 0, one.id, NULL), KVS_OK);
+    }
+    return cpu_seconds() - begin;
+}
+
+Test(lease, whose_second_key_a_namespace_lacks_is_not_searched_for_to_its_end)
+{
+    uint32_t ns[GROUP];
+    double all;
+
+    open_group(ns, 512, GROUP * 512);
+    all = seconds_of_reserves(ns, 512);
+    cr_assert_eq(directory_drop(f.dir, ns[GROUP - 1], fixture_keys(2, 1)), KVS_OK);
+    cr_assert_lt(seconds_of_reserves(ns, 1), all / 3, "one sixteenth of the searches");
+    fixture_check(&f);
+    fixture_fini(&f);
+}
+
+/* A million blocks: 16 leases of 64 x 1024. */
+static void reserve_million(uint64_t owner, const uint32_t *ns, uint8_t ids[16][16])
+{
+    for (int i = 0; i < 16; i++) {
+        cr_assert_eq(directory_reserve(f.dir, 0, owner, ns, GROUP, fixture_keys(1, 1024), 1024, 5, 1000, 0, UINT64_MAX,
+                                       &one, NULL),
+                     KVS_OK);
+        cr_assert_eq(one.n_leased, 1024);
+        memcpy(ids[i], one.id, 16);
+    }
+}
+
+Test(lease, of_very_many_blocks_are_over_at_once_and_let_go_in_parts)
+{
+    uint32_t ns[GROUP];
+    uint8_t ids[16][16];
+    pool_slot slot[1];
+    int n_steps = 0;
+
+    open_group(ns, 1024, GROUP * 1024);
+    reserve_million(1, ns, ids);
+    cr_assert(directory_owner_gone(f.dir, 1), "some are left for later");
+    cr_assert_gt(fixture_stats(&f).n_leases, 8);
+    cr_assert_lt(fixture_stats(&f).n_leases, 16);
+    for (int i = 0; i < 16; i++) {
+        cr_assert_eq(directory_lease_hold(f.dir, 0, ids[i], ns[0], 0, 1, slot, NULL), KVS_E_NOT_FOUND);
+        cr_assert_eq(directory_release(f.dir, 0, ids[i], NULL), KVS_E_NOT_FOUND);
+    }
+    fixture_check(&f);
+    while (directory_step(f.dir))
+        n_steps++;
+    cr_assert_geq(n_steps, 3);
+    cr_assert_eq(fixture_stats(&f).n_leases, 0);
+    cr_assert_eq(fixture_stats(&f).n_leased, 0);
+    fixture_check(&f);
+    fixture_fini(&f);
+}
+
+Test(lease, that_run_out_together_are_let_go_in_parts)
+{
+    uint32_t ns[GROUP];
+    uint8_t ids[16][16];
+    int n_parts = 1;
+
+    open_group(ns, 1024, GROUP * 1024);
+    reserve_million(1, ns, ids);
+    while (expire_at(1000000) == 1000000) {
+        n_parts++;
+        fixture_check(&f);
+    }
+    cr_assert_geq(n_parts, 4);
+    cr_assert_eq(fixture_stats(&f).n_leases, 0);
+    cr_assert_eq(fixture_stats(&f).n_leased, 0);
+    fixture_fini(&f);
+}
+
+Test(lease, of_very_many_blocks_do_not_outlive_the_reset_of_one_namespace)
+{
+    directory_sweep w = {.tenant = 0};
+    uint32_t ns[GROUP], budget = 1, n_parts = 0;
+    uint8_t ids[16][16];
+
+    open_group(ns, 1024, GROUP * 1024);
+    reserve_million(1, ns, ids);
+    w.ns = ns[5];
+    directory_reset_begin(f.dir, &w);
+    cr_assert_eq(w.sum.leases, 16);
+    for (int i = 0; i < 16; i++)
+        cr_assert_eq(directory_release(f.dir, 0, ids[i], NULL), KVS_E_NOT_FOUND, "they are over");
+    for (; fixture_stats(&f).n_leases > 0; n_parts++)
+        cr_assert(directory_reset_step(f.dir, &w, &budget));
+    cr_assert_geq(n_parts, 3);
+    cr_assert_eq(budget, 1, "and no block was looked at before");
+    budget = UINT32_MAX;
+    while (directory_reset_step(f.dir, &w, &budget))
+        ;
+    directory_reset_end(f.dir, &w);
+    cr_assert_eq(w.sum.dropped, 1024);
+    fixture_check(&f);
     fixture_fini(&f);
 }
 
@@ -264,10 +451,10 @@ Test(lease, a_connection_that_ends_pays_for_its_own_only)
         cr_assert_eq(reserve(1 + i % 2, 1, 1, 1000), KVS_OK);
     begin = cpu_seconds();
     for (uint64_t owner = 2; owner < 30000; owner++)
-        directory_owner_gone(f.dir, owner);
+        gone(owner);
     cr_assert_lt(cpu_seconds() - begin, 1.0);
     cr_assert_eq(fixture_stats(&f).n_leases, 65000);
-    directory_owner_gone(f.dir, 1);
+    gone(1);
     cr_assert_eq(fixture_stats(&f).n_leases, 0);
     fixture_fini(&f);
 }
@@ -287,7 +474,7 @@ Test(lease, of_many_owners_end_with_the_right_one)
     for (uint32_t i = 0, left = (uint32_t)fixture_stats(&f).n_leases; i < OWNERS; i++) {
         uint32_t n = (uint32_t)directory_n_leases(f.dir, i * 64);
 
-        directory_owner_gone(f.dir, i * 64);
+        gone(i * 64);
         left -= n;
         cr_assert_eq(fixture_stats(&f).n_leases, left);
         cr_assert_eq(directory_n_leases(f.dir, i * 64), 0);
@@ -366,7 +553,7 @@ Test(lease, leaks_no_hold_however_it_ends)
         else if (round % 3 == 1)
             cr_assert_eq(expire_at(f.now_us + 10000), UINT64_MAX);
         else
-            directory_owner_gone(f.dir, round);
+            gone(round);
         cr_assert_eq(fixture_stats(&f).evictable, 8);
     }
     cr_assert_eq(fixture_store(&f, f.ns, 101, 8, 0, 0), 8);
@@ -423,7 +610,7 @@ Test(lease, reports_each_allocation_that_fails_and_holds_nothing_then)
         failures += s != KVS_OK;
         cr_assert_eq(fixture_stats(&f).n_leases, s == KVS_OK);
         fixture_check(&f);
-        directory_owner_gone(f.dir, 1);
+        gone(1);
     }
     cr_assert_geq(failures, 3); /* heap, buckets, the lease; shrinking it may fail unnoticed */
     cr_assert_eq(fixture_stats(&f).evictable, 4);

@@ -3,6 +3,8 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "daemon/directory.h"
+
 /* LOOKUP, RESERVE, LOAD, STORE and residency, through frames. */
 
 typedef struct world {
@@ -383,6 +385,50 @@ Test(op_cache, leases_of_a_client_end_with_it)
     cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "directory.leases"), 0);
     cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "directory.evictable"), 3);
     cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "regions"), 0);
+    fx_gone(&w.admin);
+    fx_close(&w.f);
+}
+
+/* Of keys 1 to 8, again and again, n in all. */
+static kvs_status reserve_again_and_again(world *w, uint32_t n)
+{
+    fx_body *b = fx_new();
+    uint8_t key[32];
+
+    wire_put_reserve_req(&b->out, &(wire_reserve_req){.n_ns = 1, .n_keys = n, .max_loads = 1});
+    wire_put_u32(&b->out, w->ns);
+    wire_put_pad8(&b->out);
+    for (uint32_t i = 0; i < n; i++) {
+        fx_key(key, 1 + i % 8);
+        wire_put_bytes(&b->out, key, 32);
+    }
+    return fx_status(&w->c, WIRE_RESERVE, b);
+}
+
+Test(op_cache, leases_of_very_many_blocks_end_with_their_client_and_soon)
+{
+    world w;
+    wire_reserve_rep rep;
+    const uint32_t n = 100;
+
+    start(&w, 0, 8);
+    cr_assert_eq(store_keys(&w, 1, 8, 0, NULL), KVS_OK);
+    cr_assert_eq(reserve(&w, 1, 8, 0, &rep), KVS_OK);
+    for (uint32_t i = 0; i <= DIRECTORY_MAX_RESERVED / n; i++)
+        cr_assert_eq(reserve_again_and_again(&w, n), KVS_OK);
+    while (core_next_due(w.f.core) <= w.f.now_us)
+        fx_advance(&w.f, 0);
+    fx_unmap(&w.g);
+    peer_gone(w.c.peer, w.f.now_us);
+    cr_assert_gt(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "directory.leases"), 0);
+    cr_assert_leq(core_next_due(w.f.core), w.f.now_us, "it goes on at once");
+    while (core_next_due(w.f.core) <= w.f.now_us)
+        fx_advance(&w.f, 0);
+    cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "directory.leases"), 0);
+    cr_assert_eq(fx_number(&w.admin, WIRE_SECTION_SUMMARY, "directory.evictable"), 8);
+    fx_run(&w.f, 1); /* the region's memory */
+    cr_assert(w.c.closed);
+    fx_forget(&w.c);
     fx_gone(&w.admin);
     fx_close(&w.f);
 }

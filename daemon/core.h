@@ -186,6 +186,7 @@ typedef struct closer {
     core *core;
     peer *peer; /* whose peer_gone waits for it */
     device_mem *mem;
+    region *region; /* or NULL; destroyed with it: to free the books of a million slots takes milliseconds */
     uint64_t bytes; /* charged: to the core, or to the peer if imported, and to the tenant */
     uint32_t n_fds; /* charged to the tenant */
     uint32_t tenant;

@@ -285,6 +285,7 @@ static void close_run(pinner_task *t)
     closer *x = (closer *)(void *)t;
 
     x->mem->dev->ops->mem_close(x->mem);
+    region_destroy(x->region);
 }
 
 static void close_done(work *w)
@@ -415,7 +416,7 @@ void core_leave(peer *p, region_seat *s, void (*after)(void *ud), void *ud)
     }
     core_remove_region(c, g);
     x = g->closer;
-    region_destroy(g);
+    x->region = g;
     closer_run(x, p, after, ud);
 }
 

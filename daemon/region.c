@@ -172,6 +172,31 @@ kvs_status region_map_imported(const kvs_namespace *ns, uint32_t n_slots, const 
 
 /* ---- the region ---- */
 
+static uint32_t gen_of(const region *g, uint32_t slot)
+{
+    return g->slots[slot].gen == 0 ? g->first_gen : g->slots[slot].gen;
+}
+
+static uint32_t after(const region *g, uint32_t slot)
+{
+    uint32_t natural = slot + 1 < g->n_slots ? slot + 1 : REGION_NONE;
+
+    return g->slots[slot].gen == 0 ? natural : g->slots[slot].next;
+}
+
+/* A million slots that nobody uses cost neither memory nor the time to fill it. */
+static region_slot *touch(region *g, uint32_t slot)
+{
+    region_slot *x = &g->slots[slot];
+
+    if (x->gen == 0) {
+        x->prev = slot > 0 ? slot - 1 : REGION_NONE;
+        x->next = after(g, slot);
+        x->gen = g->first_gen;
+    }
+    return x;
+}
+
 static uint32_t pow2_at_least(uint32_t n)
 {
     uint32_t p = 16;
@@ -183,9 +208,9 @@ static uint32_t pow2_at_least(uint32_t n)
 
 static kvs_status make_slots(region *g)
 {
-    uint32_t n_buckets = pow2_at_least(g->n_slots), first_gen = 0;
+    uint32_t n_buckets = pow2_at_least(g->n_slots);
 
-    if (getrandom(&first_gen, sizeof(first_gen), 0) != sizeof(first_gen))
+    if (getrandom(&g->first_gen, sizeof(g->first_gen), 0) != sizeof(g->first_gen))
         return KVS_E_SYS;
     g->slots = calloc(g->n_slots, sizeof(g->slots[0]));
     g->buckets = malloc(n_buckets * sizeof(g->buckets[0]));
@@ -195,12 +220,7 @@ static kvs_status make_slots(region *g)
     g->bucket_mask = n_buckets - 1;
     /* Random, so that a reference from before a restart does not fit by accident; far from 0 and from the
      * end. */
-    first_gen = (first_gen & 0x3fffffff) | 1;
-    for (uint32_t i = 0; i < g->n_slots; i++) {
-        g->slots[i].gen = first_gen;
-        g->slots[i].prev = i > 0 ? i - 1 : REGION_NONE;
-        g->slots[i].next = i + 1 < g->n_slots ? i + 1 : REGION_NONE;
-    }
+    g->first_gen = (g->first_gen & 0x3fffffff) | 1;
     g->free_head = 0;
     g->n_free = g->n_slots;
     return KVS_OK;
@@ -310,18 +330,18 @@ static void free_push(region *g, uint32_t slot)
     g->slots[slot].prev = REGION_NONE;
     g->slots[slot].next = g->free_head;
     if (g->free_head != REGION_NONE)
-        g->slots[g->free_head].prev = slot;
+        touch(g, g->free_head)->prev = slot;
     g->free_head = slot;
     g->n_free++;
 }
 
 static void free_remove(region *g, uint32_t slot)
 {
-    region_slot *x = &g->slots[slot];
+    region_slot *x = touch(g, slot);
 
-    *(x->prev == REGION_NONE ? &g->free_head : &g->slots[x->prev].next) = x->next;
+    *(x->prev == REGION_NONE ? &g->free_head : &touch(g, x->prev)->next) = x->next;
     if (x->next != REGION_NONE)
-        g->slots[x->next].prev = x->prev;
+        touch(g, x->next)->prev = x->prev;
     g->n_free--;
 }
 
@@ -388,7 +408,7 @@ bool region_leave(region_seat *s)
 {
     region *g = s->region;
 
-    for (uint32_t i = 0; g->slots && i < g->n_slots; i++) {
+    for (uint32_t i = 0; g->n_seats > 1 && (s->n_private > 0 || s->n_held > 0) && i < g->n_slots; i++) {
         if (g->slots[i].state == REGION_PRIVATE && g->slots[i].owner == s)
             end_private(g, i);
         else if (s->holds[i] != 0)
@@ -523,7 +543,7 @@ static kvs_status find_slot(const region_seat *s, uint32_t slot, const uint32_t 
 
     if (slot >= g->n_slots)
         return KVS_E_RANGE;
-    if (g->slots && gen && g->slots[slot].gen != *gen)
+    if (g->slots && gen && gen_of(g, slot) != *gen)
         return KVS_E_STALE;
     return KVS_OK;
 }
@@ -664,7 +684,7 @@ kvs_status region_check(const region *g, kvs_err *err)
         if (x->state == REGION_FREE && is_used(&g->use[i]))
             return kvs_fail(err, KVS_E_CORRUPT, "region %u slot %u: free, but in use", g->id, i);
     }
-    for (uint32_t i = g->free_head; g->slots && i != REGION_NONE && n_list <= g->n_slots; i = g->slots[i].next)
+    for (uint32_t i = g->free_head; g->slots && i != REGION_NONE && n_list <= g->n_slots; i = after(g, i))
         n_list++;
     if (n_keys != g->n_keys)
         return kvs_fail(err, KVS_E_CORRUPT, "region %u: %u keys, counted %u", g->id, n_keys, g->n_keys);

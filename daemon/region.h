@@ -37,7 +37,7 @@ typedef struct region_seat region_seat;
 typedef struct region_slot {
     uint8_t key[32];            /* shared only */
     region_seat *owner;         /* private only */
-    uint32_t gen;               /* counts the lives of this slot; never 0 */
+    uint32_t gen;               /* counts the lives of this slot; 0: the slot was never used, and all of it is zeros */
     uint32_t holds;             /* shared: of all seats together */
     uint32_t prev, next, chain; /* free list or LRU; hash chain of shared ones */
     uint32_t depth;
@@ -80,7 +80,8 @@ struct region {
     uint8_t *base;      /* scratch and daemon regions */
     region_map *map;    /* NULL: scratch */
     region_use *use;    /* [n_slots] */
-    region_slot *slots; /* [n_slots]; NULL: imported or scratch */
+    region_slot *slots; /* [n_slots]; NULL: imported or scratch.  Its pages come with the first use of a slot */
+    uint32_t first_gen; /* of slots that were never used: these are free, each between its neighbours in the list */
     uint32_t *buckets, bucket_mask;
     uint32_t free_head, lru_head, lru_tail; /* lru_head is the coldest */
     uint32_t n_free, n_cached, n_seats;
@@ -109,7 +110,8 @@ kvs_status region_create(region **ret, uint32_t kind, bool imported, uint32_t n_
 void region_destroy(region *g); /* NULL is fine; memory and map: the map is freed, mem must be closed already */
 
 kvs_status region_sit(region *g, region_seat **ret);
-/* The peer leaves: its private slots are freed, its holds end.  True: it was the last seat. */
+/* The peer leaves: its private slots are freed, its holds end.  True: it was the last seat, and the region is only good for
+ * region_destroy. */
 bool region_leave(region_seat *s);
 
 /* ---- slots ---- */

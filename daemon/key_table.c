@@ -5,8 +5,11 @@
 #include <sys/mman.h>
 
 enum {
-    MIN_BITS = 9,         /* one page */
-    GIVE_BACK = 1 << 15,  /* entries: 256 KiB of the old table go back to the system at a time */
+    MIN_BITS = 9, /* one page */
+    PAGE_BYTES = 4096,
+    GIVE_BACK = 1 << 15, /* entries: 256 KiB of the old table go back to the system at a time */
+    READY_EVERY = 512,   /* changes; between 5/8 and 3/4 these are enough for all of the next table, twice */
+    READY_BYTES = 1 << 17,
     MOVE_PER_CHANGE = 16, /* entries looked at with each insert or remove: done long before the new table is full */
 };
 
@@ -103,6 +106,7 @@ void key_table_fini(key_table *t)
 {
     part_fini(&t->now);
     part_fini(&t->old);
+    part_fini(&t->next);
     memset(t, 0, sizeof *t);
 }
 
@@ -144,13 +148,37 @@ bool key_table_step(key_table *t, uint32_t n)
     return t->old.e != NULL;
 }
 
+static void drop_next(key_table *t)
+{
+    part_fini(&t->next);
+    t->ready = 0;
+}
+
+/* There is no hurry, so a failure is none. */
+static void prepare_next(key_table *t)
+{
+    uint64_t bytes, end;
+
+    if (t->next.e == NULL && (t->old.e != NULL || t->now.bits == 32 || part_init(&t->next, t->now.bits + 1) != KVS_OK))
+        return;
+    bytes = sizeof(key_entry) << t->next.bits;
+    end = t->ready + READY_BYTES < bytes ? t->ready + READY_BYTES : bytes;
+    for (; t->ready < end; t->ready += PAGE_BYTES)
+        *(volatile uint32_t *)((uint8_t *)t->next.e + t->ready) = 0;
+}
+
 static kvs_status start_moving(key_table *t, uint32_t bits)
 {
-    key_table_part fresh;
+    key_table_part fresh = t->next;
     uint64_t i = 0;
 
-    if (part_init(&fresh, bits) != KVS_OK)
-        return KVS_E_NO_MEMORY;
+    if (fresh.e == NULL || fresh.bits != bits) {
+        drop_next(t);
+        if (part_init(&fresh, bits) != KVS_OK)
+            return KVS_E_NO_MEMORY;
+    }
+    t->next = (key_table_part){0};
+    t->ready = 0;
     while (t->now.e[i].row1 != 0) /* begin behind a gap: then no run is cut at the wrap-around */
         i++;
     t->old = t->now;
@@ -165,6 +193,8 @@ static kvs_status make_room(key_table *t)
 {
     uint64_t cap = part_cap(&t->now);
 
+    if (key_table_count(t) % READY_EVERY == 0 && key_table_count(t) > cap / 8 * 5)
+        prepare_next(t);
     if (key_table_count(t) + 1 <= cap / 4 * 3)
         return KVS_OK;
     while (key_table_step(t, MOVE_PER_CHANGE))
@@ -192,6 +222,8 @@ void key_table_remove(key_table *t, uint32_t hash, uint32_t row)
     assert(found);
     (void)found;
     (void)key_table_step(t, MOVE_PER_CHANGE);
+    if (t->next.e != NULL && key_table_count(t) < part_cap(&t->now) / 2)
+        drop_next(t);
     /* Far too large now: give the memory back.  A failure only postpones it. */
     if (t->old.e == NULL && t->now.bits > MIN_BITS + 2 && t->now.n < part_cap(&t->now) / 16)
         (void)start_moving(t, t->now.bits - 2);

@@ -5,7 +5,8 @@
  *
  * Knows 32-bit hashes and row numbers.  Does not know keys: whoever asks compares.  One thread at a time.
  * Owns its memory: 8 bytes an entry, filled between 3/8 and 3/4; while it changes its size, old and new stand
- * side by side and every insert and remove moves a few entries over, so that no call pays for all of them.
+ * side by side and every insert and remove moves a few entries over, so that no call pays for all of them.  The pages of a
+ * larger one are brought in before, a few at a time: hashes have no order, so that the first keys would touch all of them.
  *
  *   entry: | hash | row + 1 |     0 = empty; an entry sits at its home (the hash's top bits) or behind it,
  * wrapping, with no empty entry between: removal shifts back, there are no tombstones */
@@ -31,6 +32,8 @@ typedef struct key_table_part {
 typedef struct key_table {
     key_table_part now, old; /* old.e is NULL unless entries are being moved */
     uint64_t cursor, left;   /* next entry of old to look at; how many still to look at */
+    key_table_part next;     /* twice as large, still empty; next.e is NULL unless it will be needed soon */
+    uint64_t ready;          /* bytes of it whose pages are there */
 } key_table;
 
 typedef bool (*key_table_match)(const void *ud, uint32_t row);
@@ -53,7 +56,7 @@ static inline uint64_t key_table_count(const key_table *t)
 
 static inline uint64_t key_table_bytes(const key_table *t)
 {
-    return (sizeof(key_entry) << t->now.bits) + (t->old.e != NULL ? sizeof(key_entry) << t->old.bits : 0);
+    return (sizeof(key_entry) << t->now.bits) + (t->old.e != NULL ? sizeof(key_entry) << t->old.bits : 0) + t->ready;
 }
 
 /* For lists of keys: first the entry, later (when it is in the cache) the row that it most likely names. */

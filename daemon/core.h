@@ -37,7 +37,9 @@ enum {
     CORE_LEAST_PART = 4096, /* bytes of requests that every client may have, whatever the others have */
     CORE_MAX_GROUP = 64,    /* namespaces of one RESERVE */
     CORE_MAX_PAGE = 4096,   /* keys of one STATUS reply */
-    CORE_EVENT_BATCH = 256,
+    CORE_EVENT_BATCH = 256, /* events of one frame */
+    CORE_EVENT_FRAMES = 64, /* made for all watchers in one turn: a few ms */
+    CORE_EVENTS = 1 << 15,  /* that wait for later turns: more than the keys of a request of 1 MiB */
     CORE_STUCK_US = 10 * 1000 * 1000,
     PEER_BUCKETS = 256,
     CORE_TOKEN_BUCKETS = 4096,
@@ -163,6 +165,7 @@ struct peer {
     uint32_t n_tasks;           /* tasks on the pinner that belong to it */
     uint32_t watch_mask;
     uint64_t watch_id, watch_seq, watch_lost;
+    uint64_t watch_from; /* number of the first event behind the WATCH */
 };
 
 request *peer_find(const peer *p, uint64_t id);
@@ -316,8 +319,9 @@ struct core {
     bool is_dropping, shrinks; /* shrinks: pieces may be left to drop */
     bool resize_due;           /* the config has another size than the pool */
     kvs_err grow_err;
-    core_event events[CORE_EVENT_BATCH];
-    uint32_t n_events, n_watchers;
+    core_event events[CORE_EVENTS]; /* a ring; the pages come with the first burst */
+    uint32_t first_event, n_events, n_watchers;
+    uint64_t n_told; /* events before the first one here */
     metrics_counts counts;
     const metrics_edge *edge; /* borrowed, or NULL */
 };
@@ -328,7 +332,8 @@ core_device *core_device_of(core *c, const region *g);
 void core_get_work(const core *c, uint32_t i, metrics_work *ret);
 void core_get_all_work(const core *c, metrics_work *ret); /* sums; the oldest of all */
 
-/* events.c.  Every way into the core from outside ends with core_rest: events go out. */
+/* events.c.  Every way into the core from outside ends with core_rest: events go out, of very many for many watchers the
+ * rest in later turns. */
 void core_on_event(void *ud, uint32_t type, uint32_t cause, uint32_t ns, uint32_t depth, const uint8_t key[32]);
 void core_rest(core *c);
 

@@ -125,6 +125,8 @@ kvs_status op_watch(request *r, wire_in *in, kvs_err *err)
                      known);
     if (s != KVS_OK)
         return s;
+    if (p->watch_mask == 0)
+        p->watch_from = p->core->n_told + p->core->n_events;
     p->core->n_watchers += (q.mask != 0) - (uint32_t)(p->watch_mask != 0);
     p->watch_mask = q.mask;
     p->watch_id = r->id;

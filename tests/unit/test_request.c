@@ -781,6 +781,71 @@ static fx_body *watch_body(uint32_t mask)
     return b;
 }
 
+/* Each event frame is a call of the system, and wakes somebody up. */
+Test(request, events_of_a_burst_go_to_many_watchers_in_parts)
+{
+    enum { KEYS = 600, WATCHERS = 100, FRAMES = (KEYS + CORE_EVENT_BATCH - 1) / CORE_EVENT_BATCH };
+    fx f;
+    fx_client c, late, w[WATCHERS];
+    fx_region g;
+    wire_slot_ref one, slot[KEYS];
+    uint64_t watch[WATCHERS], late_watch;
+    fx_answer a;
+    uint32_t ns;
+
+    fx_config(&f);
+    f.cfg.max_clients = WATCHERS + 2;
+    f.cfg.pool_max_bytes = 16 << 20;
+    fx_open(&f);
+    fx_client_open(&c, &f);
+    fx_client_open(&late, &f);
+    ns = fx_ns(&c, "m");
+    g = fx_slots(&c, ns, 1);
+    fx_take(&c, &g, 1, &one);
+    for (int i = 0; i < KEYS; i++)
+        slot[i] = one;
+    cr_assert_eq(fx_store(&c, &(fx_move){.ns = ns, .region = g.id, .n = KEYS, .first = 1, .slots = slot}, NULL),
+                 KVS_OK);
+    for (int i = 0; i < WATCHERS; i++) {
+        fx_client_open(&w[i], &f);
+        watch[i] = fx_send(&w[i], WIRE_WATCH, watch_body(7));
+        a = fx_wait(&w[i], watch[i]);
+        fx_done(&a);
+    }
+    cr_assert_eq(fx_status(&c, WIRE_DROP, fx_keys_body(ns, 1, KEYS)), KVS_OK);
+    for (int i = 0; i < WATCHERS; i++) {
+        a = fx_wait(&w[i], watch[i]);
+        fx_done(&a);
+        cr_assert_not(fx_has_reply(&w[i], watch[i]), "one frame each, then others have a turn");
+    }
+    cr_assert_leq(core_next_due(f.core), f.now_us, "and it goes on at once");
+    late_watch = fx_send(&late, WIRE_WATCH, watch_body(7)); /* and another part goes out behind it */
+    a = fx_wait(&late, late_watch);
+    fx_done(&a);
+    for (int k = 0; k < FRAMES; k++)
+        fx_advance(&f, 0);
+    for (int i = 0; i < WATCHERS; i++) {
+        uint32_t n = 0;
+
+        for (uint64_t seq = 2; seq <= FRAMES; seq++) {
+            wire_event e;
+
+            a = fx_wait(&w[i], watch[i]);
+            wire_get_event(&a.in, &e);
+            cr_assert(e.seq == seq && e.lost == 0);
+            n += e.n;
+            fx_done(&a);
+        }
+        cr_assert_eq(n, KEYS - CORE_EVENT_BATCH);
+        fx_gone(&w[i]);
+    }
+    cr_assert_not(fx_has_reply(&late, late_watch), "what was before it is not told");
+    fx_unmap(&g);
+    fx_gone(&c);
+    fx_gone(&late);
+    fx_close(&f);
+}
+
 Test(request, watchers_see_stores_and_resets_and_learn_what_they_lost)
 {
     fx f;

@@ -72,6 +72,16 @@ static void put_escape(json_writer *w, unsigned char c)
     put_text(w, text);
 }
 
+/* Leading bytes of which each is a character that stands for itself. */
+static size_t plain_bytes(const unsigned char *p, size_t n)
+{
+    size_t i = 0;
+
+    while (i < n && p[i] >= 0x20 && p[i] < 0x7f && p[i] != '"' && p[i] != '\\')
+        i++;
+    return i;
+}
+
 static void put_quoted(json_writer *w, const char *v)
 {
     const unsigned char *p = (const unsigned char *)v;
@@ -79,6 +89,11 @@ static void put_quoted(json_writer *w, const char *v)
 
     put_text(w, "\"");
     for (; left > 0; p += n, left -= n) {
+        n = plain_bytes(p, left);
+        if (n > 0) {
+            put(w, (const char *)p, n);
+            continue;
+        }
         n = json_utf8_bytes(p, left);
         if (n == 0) {
             put_text(w, "\xEF\xBF\xBD"); /* U+FFFD stands for one byte that is no text */
@@ -141,11 +156,14 @@ void json_end(json_writer *w)
 
 void json_put_u64(json_writer *w, const char *key, uint64_t v)
 {
-    char text[24];
+    char text[20];
+    size_t at = sizeof text;
 
     put_lead(w, key);
-    (void)snprintf(text, sizeof text, "%" PRIu64, v);
-    put_text(w, text);
+    do
+        text[--at] = (char)('0' + v % 10);
+    while ((v /= 10) != 0);
+    put(w, text + at, sizeof text - at);
 }
 
 void json_put_i64(json_writer *w, const char *key, int64_t v)
@@ -197,11 +215,18 @@ void json_put_string(json_writer *w, const char *key, const char *v)
 void json_put_hex(json_writer *w, const char *key, const uint8_t *bytes, size_t n)
 {
     static const char DIGITS[] = "0123456789abcdef";
+    char text[64];
 
     put_lead(w, key);
     put_text(w, "\"");
-    for (size_t i = 0; i < n; i++)
-        put(w, (const char[]){DIGITS[bytes[i] >> 4], DIGITS[bytes[i] & 15]}, 2);
+    for (size_t i = 0, at = 0; i < n; i++) {
+        text[at++] = DIGITS[bytes[i] >> 4];
+        text[at++] = DIGITS[bytes[i] & 15];
+        if (at == sizeof text || i + 1 == n) {
+            put(w, text, at);
+            at = 0;
+        }
+    }
     put_text(w, "\"");
 }
 

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* ---- helpers ---- */
 
@@ -338,6 +339,54 @@ Test(json, writes_what_it_reads)
     accept(text, len);
     json_writer_destroy(w);
     json_writer_destroy(NULL);
+}
+
+Test(json, writes_whole_numbers_and_hex_of_any_length)
+{
+    json_writer *w = json_writer_create();
+    uint8_t bytes[40];
+
+    for (int i = 0; i < 40; i++)
+        bytes[i] = (uint8_t)(i * 5);
+    json_begin_array(w, NULL);
+    json_put_u64(w, NULL, 0);
+    json_put_u64(w, NULL, 10);
+    json_put_hex(w, NULL, bytes, 0);
+    json_put_hex(w, NULL, bytes, 32);
+    json_put_hex(w, NULL, bytes, 40);
+    json_end(w);
+    cr_assert_str_eq(json_text(w, NULL),
+                     "[0,10,\"\",\"00050a0f14191e23282d32373c41464b50555a5f64696e73787d82878c91969b\","
+                     "\"00050a0f14191e23282d32373c41464b50555a5f64696e73787d82878c91969ba0a5aaafb4b9bec3\"]");
+    json_writer_destroy(w);
+}
+
+static double seconds_to_write(const char *text)
+{
+    struct timespec from, to;
+    json_writer *w = json_writer_create();
+
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &from);
+    json_begin_array(w, NULL);
+    for (int i = 0; i < 1000; i++)
+        json_put_string(w, NULL, text);
+    json_end(w);
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &to);
+    cr_assert_not_null(json_text(w, NULL));
+    json_writer_destroy(w);
+    return (double)(to.tv_sec - from.tv_sec) + (double)(to.tv_nsec - from.tv_nsec) * 1e-9;
+}
+
+/* A list of 65,536 leases is written while everybody waits. */
+Test(json, writes_plain_text_by_the_run_and_not_by_the_character)
+{
+    static char plain[8193], other[8193];
+
+    memset(plain, 'x', 8192);
+    for (int i = 0; i < 8192; i += 2)
+        memcpy(other + i, "\xC3\xA9", 2);
+    (void)seconds_to_write(plain); /* memory is there from now on */
+    cr_assert_lt(seconds_to_write(plain), seconds_to_write(other) / 2);
 }
 
 Test(json, writes_numbers_that_are_not_finite_as_null)

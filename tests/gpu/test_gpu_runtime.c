@@ -102,7 +102,7 @@ static bool no_handles(engine *e)
         !cuda_ok(cudaMallocManaged(&managed, MiB, cudaMemAttachGlobal), "cudaMallocManaged") ||
         !cuda_ok(cudaHostAlloc(&pinned, MiB, 0), "cudaHostAlloc"))
         return false;
-    good = has_no_handle(NULL, "null pointer");
+    good = has_no_handle(NULL, "p is NULL");
     good = has_no_handle(&good, "ordinary host memory") && good;
     good = has_no_handle(pinned, "pinned host memory") && good;
     good = has_no_handle(managed, "managed memory") && good;

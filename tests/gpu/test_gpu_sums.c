@@ -177,7 +177,7 @@ static bool beside_copies(device *d)
             *(beside ? &best_beside : &best) = took;
         good = good && (!beside || d->ops->wait(f.store, mark, &err) == KVS_OK);
     }
-    (void)printf("      %d blocks of %d bytes summed in %.0f us, beside a copy of them in %.0f us\n", N, BLOCK,
+    (void)printf("      %d blocks of %d bytes summed in %.0f us, and in %.0f us while they are copied\n", N, BLOCK,
                  best * 1e6, best_beside * 1e6);
     good = good && (memcmp(pinned, f.host, (size_t)N * BLOCK) == 0 || GPU_FAIL("copies differ"));
     for (uint32_t i = 0; good && i < N; i++)

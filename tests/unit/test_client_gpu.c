@@ -901,7 +901,12 @@ Test(client_gpu, computing_without_a_mark_waits_for_the_gpu)
     d = (kvs_decode_args){.ns = e.ns, .region = p.region, .n_calls = 2, .calls = calls, .results = results};
     gpu.fail("cuCtxSynchronize", 1, DEVICE);
     FAILS(KVS_E_DEVICE, kvs_decode(&d, 0, &err));
-    x = (kvs_extend_args){.ns = e.ns, .region = p.region, .n_calls = 2, .calls = calls, .results = results};
+    x = (kvs_extend_args){.ns = e.ns,
+                          .region = p.region,
+                          .n_calls = 2,
+                          .calls = calls,
+                          .q_start = (const int32_t[]){0},
+                          .results = results};
     gpu.fail("cuCtxSynchronize", 1, DEVICE);
     FAILS(KVS_E_DEVICE, kvs_extend(&x, 0, &err));
     cr_assert_eq(atomic_load(&e.f.ops[WIRE_WRITE]) + atomic_load(&e.f.ops[WIRE_DECODE]) +

@@ -662,7 +662,8 @@ static void take_turn(conn *c, bool readable)
         c->more = true; /* until handle_frames finds none */
     }
     settle(c);
-    c->host->tenant_us[tenant_of(c)] += conn_now_us() - began_us;
+    if (!c->info.is_admin)
+        c->host->tenant_us[tenant_of(c)] += conn_now_us() - began_us;
 }
 
 static void on_poll(uv_poll_t *h, int status, int events)
@@ -680,7 +681,9 @@ static void on_poll(uv_poll_t *h, int status, int events)
         c->unread = true;
         do_later(c);
     }
-    if (events != 0)
+    if (events == UV_WRITABLE && had_its_time(c))
+        settle(c);
+    else if (events != 0)
         take_turn(c, (events & UV_READABLE) != 0);
 }
 

@@ -299,11 +299,14 @@ static void on_dropped(core *c, sweep *w)
     kvs_err err = {0};
 
     (void)c;
-    if (w->stopped)
+    if (w->stopped) {
+        log_event(level_of(r), "drop_stopped", " ns=%" PRIu32 " keys=%u conn=%" PRIu64 " uid=%u pid=%d", w->keys.ns,
+                  w->n_named, r->peer->conn_id, (unsigned)r->peer->info.uid, (int)r->peer->info.pid);
         r->outcome =
             kvs_fail(&err, KVS_E_CANCELLED, "drop: stopped in the middle, devices may still hold some of the blocks");
-    else
+    } else {
         r->outcome = put_results(r, "drop", w->keys.ns, w->n_named, w->results);
+    }
     if (!r->answered) /* by its deadline, which stopped it */
         request_answer(r, r->outcome, &err);
     request_end(r);

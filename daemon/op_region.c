@@ -477,6 +477,7 @@ static kvs_status reoffer(request *r, const wire_region_attach_req *q, const dir
 static kvs_status attach_by_token(request *r, const wire_region_attach_req *q, kvs_err *err)
 {
     region *g = core_find_token(r->peer->core, r->peer->tenant, q->token);
+    const directory_ns *ns;
     kvs_status s;
 
     if (r->frame->head.n_fds != 0 || q->n_entries != 0)
@@ -485,6 +486,8 @@ static kvs_status attach_by_token(request *r, const wire_region_attach_req *q, k
     if (!g)
         return kvs_fail(err, KVS_E_NOT_FOUND, "token: no region of this tenant has it");
     s = check_same(g, q->ns, q->kind, q->n_slots, q->bytes, err);
+    if (s == KVS_OK && g->ns != WIRE_NONE32)
+        s = peer_ns(r->peer, g->ns, &ns, err); /* its tenant may have left, and be back */
     return s == KVS_OK ? join_region(r, g, NULL, err) : s;
 }
 

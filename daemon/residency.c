@@ -179,13 +179,22 @@ void directory_reset_begin(directory *d, directory_sweep *w)
             w->left += d->ns[i]->n_taken;
 }
 
+static bool is_named(const directory *d, const directory_sweep *w)
+{
+    for (uint32_t i = 0; i < d->n_ns; i++)
+        if (in_sweep(d, w, i) && d->ns[i]->n_named > 0)
+            return true;
+    return false;
+}
+
 /* Only where its blocks are, and until the last one: who has few does not pay for all that others have.  A block does not move,
  * so that each one which was there at the beginning lies ahead until it is come by; what was taken since may lie ahead, too. */
 bool directory_reset_step(directory *d, directory_sweep *w, uint32_t *budget)
 {
     uint32_t tenant = w->ns == WIRE_NONE32 ? w->tenant : tenant_of(d, w->ns);
 
-    if (directory_has_dead_leases(d)) { /* what they name is leased until they are gone */
+    /* What dead leases name is leased until they are gone; no new one names any of it meanwhile. */
+    if (directory_has_dead_leases(d) && is_named(d, w)) {
         (void)directory_expire(d, 0);
         return true;
     }

@@ -379,8 +379,10 @@ kvs_status request_settle(kvs_request *r, uint32_t timeout_ms)
 
 static kvs_status cancel_pack(kvs_request *r, uint32_t *ret_outcome, uint32_t timeout_ms, kvs_err *err)
 {
-    kvs_status s;
+    kvs_status s = client_check_own(r->c, err);
 
+    if (s != KVS_OK)
+        return s;
     (void)pthread_mutex_lock(&r->c->mu);
     pack_cancel(r);
     (void)pthread_mutex_unlock(&r->c->mu);

@@ -542,6 +542,43 @@ Test(conn, a_tenant_of_many_clients_has_the_turn_of_one)
     end();
 }
 
+static bool has_handled(void *ud)
+{
+    return h.core.n_requests >= *(const uint32_t *)ud;
+}
+
+/* Symptom: who could be written to as well was read from all the same, so that such clients had a turn each. */
+Test(conn, a_tenant_whose_clients_read_slowly_has_the_turn_of_one_too)
+{
+    static raw_client crowd[CROWD], other;
+    static uint8_t some[1 << 20];
+    const peer_info info = {.uid = getuid(), .tenant = 1};
+    uint32_t size = 600000, want = CROWD;
+    wanted w = {.client = &other};
+
+    begin();
+    for (int i = 0; i < CROWD; i++)
+        join_client(&crowd[i]);
+    join_tenant(&other, &info);
+    h.core.n_requests = 0;
+    for (int i = 0; i < CROWD; i++)
+        cr_assert(raw_send(&crowd[i], WIRE_STATUS, 100, &size, sizeof size, NULL, 0));
+    cr_assert(loop_until(&h.loop, has_handled, &want, 5000));
+    for (int i = 0; i < 5; i++)
+        (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    for (int i = 0; i < CROWD; i++) {
+        send_slow(&crowd[i], 3);
+        cr_assert_gt(recv(crowd[i].fd, some, sizeof some, MSG_DONTWAIT), 0);
+    }
+    cr_assert(raw_send(&other, WIRE_PING, 7, NULL, 0, NULL, 0));
+    h.core.n_requests = 0;
+    cr_assert(loop_until(&h.loop, try_recv, &w, 5000));
+    cr_assert_leq(h.core.n_requests, 5, "%u requests were handled before", h.core.n_requests);
+    close_crowd(crowd);
+    raw_close(&other);
+    end();
+}
+
 Test(conn, the_clients_of_a_tenant_that_has_more_to_do_than_its_time_take_turns)
 {
     enum { EACH = 4 };

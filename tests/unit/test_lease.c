@@ -616,3 +616,33 @@ Test(lease, reports_each_allocation_that_fails_and_holds_nothing_then)
     cr_assert_eq(fixture_stats(&f).evictable, 4);
     fixture_fini(&f);
 }
+
+/* Symptom: who left one lease of very many blocks in each turn held up everybody's resets for good. */
+Test(lease, of_very_many_blocks_that_end_hold_up_no_reset_of_others)
+{
+    enum { KEYS = 1024, TURNS = 50 };
+    uint32_t ns[GROUP], turns = 0;
+    directory_sweep w = {.tenant = 0};
+
+    open_group(ns, KEYS, GROUP * KEYS);
+    w.ns = ns[5];
+    directory_reset_begin(f.dir, &w);
+    for (bool more = true; more && turns < TURNS; turns++) {
+        uint32_t budget = KEYS;
+
+        for (int i = 0; i < 5; i++)
+            cr_assert_eq(directory_reserve(f.dir, 0, 100 + turns, ns + 6, GROUP - 6, fixture_keys(1, KEYS), KEYS, 1,
+                                           1000, 0, UINT64_MAX, &one, NULL),
+                         KVS_OK);
+        cr_assert(directory_owner_gone(f.dir, 100 + turns), "there is one to be let go");
+        more = directory_reset_step(f.dir, &w, &budget);
+        (void)directory_step(f.dir);
+    }
+    cr_assert_lt(turns, TURNS, "%llu blocks of %d in %u turns", (unsigned long long)w.sum.dropped, KEYS, turns);
+    directory_reset_end(f.dir, &w);
+    cr_assert_eq(w.sum.dropped, KEYS);
+    while (directory_step(f.dir))
+        ;
+    fixture_check(&f);
+    fixture_fini(&f);
+}

@@ -608,6 +608,34 @@ Test(sweep, a_tenant_that_comes_back_finds_nothing_of_what_it_had_and_keeps_what
     stop(&w);
 }
 
+/* Its client of before is still there, for a copy that runs. */
+Test(sweep, a_tenant_that_comes_back_cannot_attach_to_a_region_of_what_it_left)
+{
+    world w;
+    fx_client red, back;
+    fx_region g;
+    wire_slot_ref refs[2];
+    wire_region_attach_req q = {.kind = WIRE_REGION_SLOTS};
+    fx_body *b = fx_new();
+
+    start(&w);
+    fx_client_open_tenant(&red, &w.f, 1);
+    q.ns = fx_ns(&red, "theirs");
+    g = fx_slots(&red, q.ns, 4);
+    fx_take(&red, &g, 2, refs);
+    set_red(&w, true);
+    set_red(&w, false);
+    fx_client_open_tenant(&back, &w.f, 1);
+    memcpy(q.token, g.token, sizeof q.token);
+    wire_put_region_attach_req(&b->out, &q);
+    cr_assert_eq(fx_status(&back, WIRE_REGION_ATTACH, b), KVS_E_NOT_FOUND);
+    fx_unmap(&g);
+    fx_gone(&back);
+    fx_gone(&red);
+    fx_gone(&w.c);
+    stop(&w);
+}
+
 Test(sweep, a_tenant_that_goes_again_before_it_was_emptied_leaves_nothing)
 {
     world w;

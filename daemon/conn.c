@@ -47,12 +47,12 @@ struct conn {
     uint64_t waiting_us;                                 /* in the list of those since */
     uint64_t opened_us, partial_us, blocked_us, half_us; /* since when; 0: not */
     uint64_t answered_us;                                /* the latest reply went out; 0: none has */
+    uint64_t unread_us;    /* bytes are in the socket since, when its tenant had had its time; 0: they are not */
     const char *farewell;  /* reason: nothing more is read, and closed when all replies are out; NULL: not */
     const char *condemned; /* reason; closed on the next turn, outside of any call from the peer */
     bool quick;            /* the latest request came soon after an answer */
     bool asking;           /* an answer is due; what goes out otherwise are events */
     bool more;             /* frames may be left in the reader */
-    bool unread;           /* so may bytes in the socket: its tenant had had its time when they came */
     bool stalled;          /* sending failed for lack of kernel memory */
     bool closing;
 };
@@ -634,7 +634,7 @@ static void settle(conn *c)
         c->partial_us = conn_now_us();
         wait_until(c->host, c->partial_us + ms(c->host->config->frame_timeout_ms));
     }
-    if ((c->more || c->unread) && !is_paused(c))
+    if ((c->more || c->unread_us != 0) && !is_paused(c))
         do_later(c); /* also after back-pressure: nothing else reminds us of frames that are in already */
     watch(c);
 }
@@ -645,14 +645,25 @@ static bool had_its_time(const conn *c)
     return !c->info.is_admin && c->host->tenant_us[tenant_of(c)] >= CONN_TURN_US;
 }
 
+/* For so long it was we who did not read: that counts for no time-out of its own. */
+static void was_unread(conn *c, uint64_t now_us)
+{
+    const uint64_t us = c->unread_us != 0 && now_us > c->unread_us ? now_us - c->unread_us : 0;
+
+    c->opened_us += us;
+    c->partial_us += c->partial_us != 0 ? us : 0;
+    c->unread_us += us;
+}
+
 static void take_turn(conn *c, bool readable)
 {
     const uint64_t began_us = conn_now_us();
     allowance t = {c->host->config->request_budget, began_us + CONN_TURN_US};
-    enum got got = (readable || c->unread) && c->half_us == 0 ? GOT_MORE : GOT_ALL;
+    enum got got = (readable || c->unread_us != 0) && c->half_us == 0 ? GOT_MORE : GOT_ALL;
     size_t bytes = 0;
 
-    c->unread = false;
+    was_unread(c, began_us);
+    c->unread_us = 0;
     while (handle_frames(c, &t)) { /* frames that are in first */
         if (got != GOT_MORE || bytes >= CONN_TURN_BYTES)
             break;
@@ -674,11 +685,11 @@ static void on_poll(uv_poll_t *h, int status, int events)
         c->events = 0;
         events = UV_READABLE;
     }
-    if (c->later.at != NULL && (c->more || c->unread))
+    if (c->later.at != NULL && (c->more || c->unread_us != 0))
         events &= ~UV_READABLE; /* its turn comes with the others that have frames left */
     if ((events & UV_READABLE) != 0 && had_its_time(c)) {
         events &= ~UV_READABLE;
-        c->unread = true;
+        c->unread_us = conn_now_us();
         do_later(c);
     }
     if (events == UV_WRITABLE && had_its_time(c))
@@ -837,10 +848,9 @@ static void check_one(conn *c, uint64_t now_us)
 
     if (c->closing)
         return;
-    if (c->partial_us != 0 && (is_paused(c) || c->waiting.at != NULL || c->unread))
+    if (c->partial_us != 0 && (is_paused(c) || c->waiting.at != NULL))
         c->partial_us = now_us; /* it is we who do not read */
-    if (c->unread)
-        c->opened_us = now_us;
+    was_unread(c, now_us);
     reason = overdue(c, now_us, &due);
     if (reason != NULL) {
         drop(c, reason, NULL);
@@ -928,7 +938,7 @@ static void say_farewell(conn *c, const char *reason)
 {
     c->farewell = reason;
     c->more = false;
-    c->unread = false;
+    c->unread_us = 0;
     c->partial_us = 0;
     end_waiting(c);
     frame_reader_fini(&c->reader);

@@ -637,6 +637,38 @@ Test(conn, what_the_loop_has_not_read_is_not_unfinished)
     end();
 }
 
+/* Symptom: each look that came while a byte of it was unread gave it all of its time again. */
+Test(conn, a_frame_that_drips_beside_a_busy_crowd_is_unfinished_in_the_end)
+{
+    enum { GAP_MS = 20 };
+    static raw_client crowd[CROWD];
+    uint8_t ping[WIRE_HEADER_BYTES];
+    raw_client c;
+
+    begin();
+    join_client(&c);
+    for (int i = 0; i < CROWD; i++)
+        join_client(&crowd[i]);
+    h.config.frame_timeout_ms = 50;
+    for (int i = 0; i < CROWD; i++)
+        send_slow(&crowd[i], 30); /* 60 ms a turn of all of them, 1.8 s in all */
+    wire_header_encode(&(wire_header){.op = WIRE_PING, .id = 9}, ping);
+    for (unsigned n = 0; n < 20 && h.host.n_dropped == 0; n++) {
+        uint64_t until;
+        int left = 1;
+
+        cr_assert(raw_write(&c, ping + n, 1, NULL, 0));
+        while (left > 0 && ioctl(c.fd, SIOCOUTQ, &left) == 0)
+            (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+        for (until = raw_now_ms() + GAP_MS; raw_now_ms() < until && h.host.n_dropped == 0;)
+            (void)uv_run(&h.loop, UV_RUN_NOWAIT);
+    }
+    cr_assert_eq(h.host.n_dropped, 1);
+    close_crowd(crowd);
+    raw_close(&c);
+    end();
+}
+
 static bool has_stopped_reading(void *ud)
 {
     static uint32_t last, same;
